@@ -1,0 +1,139 @@
+#include "client/cli/call.h"
+
+#include <chrono>
+#include <cstdio>
+#include <random>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/cli/npy.h"
+#include "core/checked_math.h"
+
+namespace attendant::cli {
+namespace {
+
+struct Inputs {
+  Tensor query;
+  Tensor key;
+  Tensor value;
+};
+
+template <typename T>
+std::string NormalBytes(int64_t count, std::mt19937& generator) {
+  std::normal_distribution<T> normal;
+  std::string bytes(static_cast<size_t>(count) * sizeof(T), '\0');
+  auto* const values = reinterpret_cast<T*>(bytes.data());
+  for (int64_t i = 0; i < count; ++i) values[i] = normal(generator);
+  return bytes;
+}
+
+absl::StatusOr<Inputs> RandomInputs(const CallArguments& arguments) {
+  int64_t count = 1;
+  for (const int64_t size : arguments.shape) {
+    if (size < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--shape has ", size, ", sizes must be 0 or more"));
+    }
+    count = core::SaturatingProduct({count, size});
+  }
+  // As many as a message can hold: gRPC keeps its length in 31 bits.
+  if (count > (int64_t{1} << 31) / 4) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--shape=", absl::StrJoin(arguments.shape, ","), " does not fit a message"));
+  }
+  std::mt19937 generator(arguments.random.value_or(0));
+  const auto tensor = [&] {
+    return Tensor{arguments.random_dtype, arguments.shape,
+                  arguments.random_dtype == v1::DATA_TYPE_FLOAT64
+                      ? NormalBytes<double>(count, generator)
+                      : NormalBytes<float>(count, generator)};
+  };
+  Inputs inputs;
+  inputs.query = tensor();
+  inputs.key = tensor();
+  inputs.value = tensor();
+  return inputs;
+}
+
+absl::StatusOr<Inputs> ReadInputs(const CallArguments& arguments) {
+  Inputs inputs;
+  const std::pair<const std::string*, Tensor*> files[] = {{&arguments.query, &inputs.query},
+                                                          {&arguments.key, &inputs.key},
+                                                          {&arguments.value, &inputs.value}};
+  for (const auto& [path, tensor] : files) {
+    auto read = ReadNpy(*path);
+    if (!read.ok()) return read.status();
+    *tensor = *std::move(read);
+  }
+  return inputs;
+}
+
+// Gives a tensor of rank 2 or 3 the axes it lacks: one batch, one head.
+absl::Status MakeRank4(const char* name, v1::Layout layout, Tensor& tensor) {
+  std::vector<int64_t>& shape = tensor.shape;
+  if (shape.size() < 2 || shape.size() > 4) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has ", shape.size(), " dimensions, must have 2 to 4"));
+  }
+  if (shape.size() == 2) shape.insert(shape.begin() + (layout == v1::LAYOUT_BTHD ? 1 : 0), 1);
+  if (shape.size() == 3) shape.insert(shape.begin(), 1);
+  return absl::OkStatus();
+}
+
+// Takes away again what MakeRank4 gave a tensor of that rank.
+void RestoreRank(size_t rank, v1::Layout layout, Tensor& tensor) {
+  std::vector<int64_t>& shape = tensor.shape;
+  if (rank < 4) shape.erase(shape.begin());
+  if (rank < 3) shape.erase(shape.begin() + (layout == v1::LAYOUT_BTHD ? 1 : 0));
+}
+
+void Print(const AttendResult& result, double wall_seconds) {
+  const v1::Stats& stats = result.stats;
+  const double gflops = stats.compute_seconds() > 0
+                            ? static_cast<double>(stats.flops()) / stats.compute_seconds() / 1e9
+                            : 0;
+  std::string path = v1::Path_Name(stats.path());
+  path = absl::AsciiStrToLower(path.substr(std::string("PATH_").size()));
+  std::printf("output     (%s)\n", absl::StrJoin(result.output.shape, ", ").c_str());
+  std::printf("path       %s (%s, %lld threads)\n", path.c_str(), stats.kernel().c_str(),
+              static_cast<long long>(stats.threads()));
+  std::printf("time       %.3f ms: %.3f ms of compute, %.3f ms of waiting for it\n",
+              wall_seconds * 1e3, stats.compute_seconds() * 1e3, stats.queue_seconds() * 1e3);
+  std::printf("FLOPs      %lld\n", static_cast<long long>(stats.flops()));
+  std::printf("GFLOP/s    %.1f\n", gflops);
+  std::printf("workspace  %lld bytes\n", static_cast<long long>(stats.peak_workspace_bytes()));
+}
+
+}  // namespace
+
+ExitCode RunCall(Client& client, const CallArguments& arguments) {
+  auto inputs = arguments.random.has_value() ? RandomInputs(arguments) : ReadInputs(arguments);
+  if (!inputs.ok()) {
+    return Fail(arguments.random.has_value() ? kUsage : kBadFile,
+                std::string(inputs.status().message()));
+  }
+  const size_t rank = inputs->query.shape.size();
+  const v1::Layout layout = arguments.options.layout();
+  for (const auto& [name, tensor] :
+       {std::pair("the query", &inputs->query), std::pair("the key", &inputs->key),
+        std::pair("the value", &inputs->value)}) {
+    absl::Status status = MakeRank4(name, layout, *tensor);
+    if (!status.ok()) return Fail(kBadFile, std::string(status.message()));
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  auto result =
+      client.Attend(inputs->query.ref(), inputs->key.ref(), inputs->value.ref(), arguments.options);
+  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
+  if (!result.ok()) return Fail(result.status());
+  RestoreRank(rank, layout, result->output);
+  if (!arguments.out.empty()) {
+    absl::Status status = WriteNpy(arguments.out, result->output);
+    if (!status.ok()) return Fail(kBadFile, std::string(status.message()));
+  }
+  Print(*result, wall.count());
+  return kSuccess;
+}
+
+}  // namespace attendant::cli

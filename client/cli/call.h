@@ -1,0 +1,34 @@
+// attend call: one Attend on arrays of the caller's, or on random ones.
+#ifndef ATTENDANT_CLIENT_CLI_CALL_H_
+#define ATTENDANT_CLIENT_CLI_CALL_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/cli/exit_code.h"
+#include "client/cpp/client.h"
+
+namespace attendant::cli {
+
+struct CallArguments {
+  // .npy files: (tokens, width), (heads, tokens, width) or (batch, heads, tokens, width), with
+  // heads and tokens exchanged where the layout is BTHD.
+  std::string query;
+  std::string key;
+  std::string value;
+  // Or: one shape for all three, with normal values from this seed.
+  std::vector<int64_t> shape;
+  std::optional<uint32_t> random;
+  v1::DataType random_dtype = v1::DATA_TYPE_FLOAT32;
+  std::string out;  // .npy, of the query's rank; empty: not written
+  v1::AttendOptions options;
+};
+
+// Prints the path, time, FLOPs, GFLOP/s and workspace bytes.
+ExitCode RunCall(Client& client, const CallArguments& arguments);
+
+}  // namespace attendant::cli
+
+#endif  // ATTENDANT_CLIENT_CLI_CALL_H_

@@ -1,0 +1,168 @@
+// attend: the command line.
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "client/cli/call.h"
+#include "client/cli/exit_code.h"
+#include "client/cli/lesson.h"
+#include "client/cpp/client.h"
+#include "core/version.h"
+
+namespace attendant::cli {
+namespace {
+
+constexpr char kFooter[] =
+    "Exit codes: 0 done, 1 the answer is not right or something else failed, 2 wrong arguments,\n"
+    "3 no server or not ready, 4 bad file, 5 refused by the server, 6 out of time.";
+
+struct Global {
+  std::string server = "127.0.0.1:50051";
+  ClientOptions options;
+};
+
+absl::StatusOr<std::unique_ptr<Client>> Connect(const Global& global) {
+  return Client::Connect(global.server, global.options);
+}
+
+ExitCode RunHealth(Client& client, const std::string& service) {
+  const absl::Status status = client.CheckHealth(service);
+  if (!status.ok()) return Fail(status);
+  std::printf("SERVING\n");
+  return kSuccess;
+}
+
+ExitCode RunInfo(Client& client) {
+  const auto info = client.Info();
+  if (!info.ok()) return Fail(info.status());
+  std::printf("version          %s\n", info->version().c_str());
+  std::printf("kernel           %s\n", info->kernel().c_str());
+  std::printf("cpu              %s\n", info->cpu().c_str());
+  std::printf("compute threads  %lld\n", static_cast<long long>(info->compute_threads()));
+  std::printf("message limit    %lld bytes\n", static_cast<long long>(info->max_message_bytes()));
+  std::printf("memory budget    %lld bytes\n", static_cast<long long>(info->memory_budget_bytes()));
+  std::printf("peak float32     %.1f GFLOP/s\n", info->peak_flops_float32() / 1e9);
+  std::printf("peak float64     %.1f GFLOP/s\n", info->peak_flops_float64() / 1e9);
+  return kSuccess;
+}
+
+void AddDuration(CLI::App& app, const std::string& flag, absl::Duration& duration,
+                 const std::string& help) {
+  app.add_option_function<std::string>(
+         flag,
+         [&duration, flag](const std::string& text) {
+           if (!absl::ParseDuration(text, &duration) || duration <= absl::ZeroDuration()) {
+             throw CLI::ValidationError(flag, "'" + text + "' is no duration, such as 5s or 250ms");
+           }
+         },
+         help)
+      ->type_name("DURATION")
+      ->default_str(absl::FormatDuration(duration));
+}
+
+// An option whose values are an enumeration's, by the names users write.
+template <typename Enum>
+void AddChoice(CLI::App& app, const std::string& flag, const std::string& help,
+               const std::map<std::string, Enum>& values, std::function<void(Enum)> set) {
+  std::string names;
+  for (const auto& [name, value] : values) names += (names.empty() ? "" : "|") + name;
+  app.add_option_function<std::string>(
+         flag,
+         [=](const std::string& text) {
+           const auto found = values.find(text);
+           if (found == values.end()) {
+             throw CLI::ValidationError(flag, "'" + text + "' is none of " + names);
+           }
+           set(found->second);
+         },
+         help)
+      ->type_name(names);
+}
+
+void AddCallOptions(CLI::App& call, CallArguments& arguments) {
+  auto* const query = call.add_option("--query", arguments.query, "Query array, a .npy file");
+  auto* const key = call.add_option("--key", arguments.key, "Key array, a .npy file");
+  auto* const value = call.add_option("--value", arguments.value, "Value array, a .npy file");
+  query->needs(key)->needs(value);
+  key->needs(query);
+  value->needs(query);
+  auto* const shape =
+      call.add_option("--shape", arguments.shape, "Shape of all three arrays, such as 1,8,2048,64")
+          ->delimiter(',')
+          ->type_name("SIZE,...");
+  auto* const random =
+      call.add_option("--random", arguments.random, "Normal values from this seed instead of files")
+          ->type_name("SEED");
+  shape->needs(random);
+  random->needs(shape)->excludes(query);
+  AddChoice<v1::DataType>(call, "--dtype", "Type of the random values (float32)",
+                          {{"float32", v1::DATA_TYPE_FLOAT32}, {"float64", v1::DATA_TYPE_FLOAT64}},
+                          [&](v1::DataType dtype) { arguments.random_dtype = dtype; });
+  call.add_option("--out", arguments.out, "Where to write the output, a .npy file");
+  AddChoice<v1::Path>(
+      call, "--path", "How to compute (auto: chunked)",
+      {{"auto", v1::PATH_AUTO}, {"explicit", v1::PATH_EXPLICIT}, {"chunked", v1::PATH_CHUNKED}},
+      [&](v1::Path path) { arguments.options.set_path(path); });
+  AddChoice<v1::Layout>(call, "--layout", "Order of the axes (bhtd: batch, heads, tokens, width)",
+                        {{"bhtd", v1::LAYOUT_BHTD}, {"bthd", v1::LAYOUT_BTHD}},
+                        [&](v1::Layout layout) { arguments.options.set_layout(layout); });
+  AddChoice<v1::Causal>(call, "--causal", "Which keys a query sees by position (none: all)",
+                        {{"none", v1::CAUSAL_NONE},
+                         {"top-left", v1::CAUSAL_TOP_LEFT},
+                         {"bottom-right", v1::CAUSAL_BOTTOM_RIGHT}},
+                        [&](v1::Causal causal) { arguments.options.set_causal(causal); });
+  call.add_option_function<double>(
+      "--scale", [&](double scale) { arguments.options.set_scale(scale); },
+      "Factor of the scores (1/sqrt(width))");
+  call.callback([query, random] {
+    if (query->count() + random->count() == 0) {
+      throw CLI::ValidationError("call",
+                                 "give --query, --key and --value, or --shape and --random");
+    }
+  });
+}
+
+ExitCode Main(int argc, char** argv) {
+  Global global;
+  CallArguments arguments;
+  std::string service;
+  CLI::App app("attend: call an Attendant server.", "attend");
+  app.require_subcommand(1);
+  app.footer(kFooter);
+  app.fallthrough();
+  app.set_version_flag("--version", std::string("attend ") + core::Version());
+  app.add_option("--server", global.server, "Where the server is")
+      ->capture_default_str()
+      ->type_name("HOST:PORT")
+      ->envname("ATTENDANT_SERVER");
+  AddDuration(app, "--timeout", global.options.call_timeout, "How long a call may take");
+  AddDuration(app, "--connect_timeout", global.options.connect_timeout,
+              "How long to wait for the server");
+  CLI::App* const lesson = app.add_subcommand(
+      "lesson", "One attention head over five words, every array checked against LibTorch");
+  CLI::App* const call = app.add_subcommand("call", "Attend on your arrays, or on random ones");
+  CLI::App* const health = app.add_subcommand("health", "Exit 0 where the server is ready");
+  CLI::App* const info = app.add_subcommand("info", "The server's version, kernel and limits");
+  AddCallOptions(*call, arguments);
+  health->add_option("--service", service, "A service's full name (the server as a whole)");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kSuccess : kUsage;
+  }
+  const auto client = Connect(global);
+  if (!client.ok()) return Fail(client.status());
+  if (lesson->parsed()) return RunLesson(**client);
+  if (call->parsed()) return RunCall(**client, arguments);
+  if (health->parsed()) return RunHealth(**client, service);
+  if (info->parsed()) return RunInfo(**client);
+  return kUsage;
+}
+
+}  // namespace
+}  // namespace attendant::cli
+
+int main(int argc, char** argv) { return attendant::cli::Main(argc, argv); }

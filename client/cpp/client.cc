@@ -1,0 +1,147 @@
+#include "client/cpp/client.h"
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "attendant/v1/attention.grpc.pb.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+
+namespace attendant {
+namespace {
+
+absl::Status ToStatus(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+void Fill(const TensorRef& from, v1::Tensor* to) {
+  to->set_dtype(from.dtype());
+  to->mutable_shape()->Add(from.shape().begin(), from.shape().end());
+  to->set_data(from.bytes().data(), from.bytes().size());
+}
+
+Tensor Take(v1::Tensor* from) {
+  return {from->dtype(),
+          {from->shape().begin(), from->shape().end()},
+          std::move(*from->mutable_data())};
+}
+
+}  // namespace
+
+struct Client::Stubs {
+  explicit Stubs(std::shared_ptr<grpc::Channel> c)
+      : channel(c),
+        attention(v1::Attention::NewStub(c)),
+        health(grpc::health::v1::Health::NewStub(c)) {}
+
+  // call: (ClientContext*) -> grpc::Status.
+  template <typename Call>
+  absl::Status Run(const ClientOptions& options, const Call& call) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         absl::ToChronoNanoseconds(options.call_timeout));
+    return ToStatus(call(&context));
+  }
+
+  std::shared_ptr<grpc::Channel> channel;
+  std::unique_ptr<v1::Attention::Stub> attention;
+  std::unique_ptr<grpc::health::v1::Health::Stub> health;
+};
+
+Client::Client(std::unique_ptr<Stubs> stubs, const ClientOptions& options)
+    : stubs_(std::move(stubs)), options_(options) {}
+
+Client::~Client() = default;
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& target,
+                                                        const ClientOptions& options) {
+  grpc::ChannelArguments arguments;
+  // The server knows its limit and names it; the client's own default of 4 MiB would not.
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  auto channel = grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  const auto deadline =
+      std::chrono::system_clock::now() + absl::ToChronoNanoseconds(options.connect_timeout);
+  if (!channel->WaitForConnected(deadline)) {
+    return absl::UnavailableError(absl::StrCat("no server answered at ", target, " within ",
+                                               absl::FormatDuration(options.connect_timeout)));
+  }
+  return std::unique_ptr<Client>(new Client(std::make_unique<Stubs>(std::move(channel)), options));
+}
+
+absl::StatusOr<AttendResult> Client::Attend(const TensorRef& query, const TensorRef& key,
+                                            const TensorRef& value,
+                                            const v1::AttendOptions& options) {
+  v1::AttendRequest request;
+  v1::AttendResponse response;
+  Fill(query, request.mutable_query());
+  Fill(key, request.mutable_key());
+  Fill(value, request.mutable_value());
+  *request.mutable_options() = options;
+  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
+    return stubs_->attention->Attend(context, request, &response);
+  });
+  if (!status.ok()) return status;
+  AttendResult result;
+  result.output = Take(response.mutable_output());
+  if (response.has_weights()) result.weights = Take(response.mutable_weights());
+  if (response.has_logsumexp()) result.logsumexp = Take(response.mutable_logsumexp());
+  if (response.has_key_sums()) result.key_sums = Take(response.mutable_key_sums());
+  result.stats = std::move(*response.mutable_stats());
+  return result;
+}
+
+absl::StatusOr<HeadResult> Client::Head(const HeadInputs& inputs,
+                                        const v1::AttendOptions& options) {
+  v1::HeadRequest request;
+  v1::HeadResponse response;
+  Fill(inputs.x, request.mutable_x());
+  Fill(inputs.w_q, request.mutable_w_q());
+  Fill(inputs.w_k, request.mutable_w_k());
+  Fill(inputs.w_v, request.mutable_w_v());
+  Fill(inputs.w_o, request.mutable_w_o());
+  request.set_heads(inputs.heads);
+  request.set_return_intermediates(inputs.return_intermediates);
+  *request.mutable_options() = options;
+  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
+    return stubs_->attention->Head(context, request, &response);
+  });
+  if (!status.ok()) return status;
+  return HeadResult{Take(response.mutable_output()),  Take(response.mutable_query()),
+                    Take(response.mutable_key()),     Take(response.mutable_value()),
+                    Take(response.mutable_logits()),  Take(response.mutable_weights()),
+                    Take(response.mutable_context()), std::move(*response.mutable_stats())};
+}
+
+absl::StatusOr<v1::InfoResponse> Client::Info() {
+  v1::InfoResponse response;
+  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
+    return stubs_->attention->Info(context, {}, &response);
+  });
+  if (!status.ok()) return status;
+  return response;
+}
+
+absl::Status Client::CheckHealth(const std::string& service) {
+  grpc::health::v1::HealthCheckRequest request;
+  grpc::health::v1::HealthCheckResponse response;
+  request.set_service(service);
+  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
+    return stubs_->health->Check(context, request, &response);
+  });
+  if (absl::IsNotFound(status)) {
+    return absl::NotFoundError(absl::StrCat("the server has no service '", service, "'"));
+  }
+  if (!status.ok()) return status;
+  if (response.status() == grpc::health::v1::HealthCheckResponse::SERVING) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("the service is ",
+                   grpc::health::v1::HealthCheckResponse::ServingStatus_Name(response.status())));
+}
+
+}  // namespace attendant

@@ -1,0 +1,154 @@
+// Call an Attendant server from C++.
+//
+//   auto client = attendant::Client::Connect("127.0.0.1:50051");
+//   auto result = (*client)->Attend({q, {1, 8, 128, 64}}, {k, {1, 8, 128, 64}}, {v, {1, 8, 128,
+//   64}}); absl::Span<const float> output = result->output.values<float>();
+//
+// Options are the contract's own message, attendant::v1::AttendOptions, whose fields say what they
+// mean. Nothing throws; every error is an absl::Status with the server's code and message.
+#ifndef ATTENDANT_CLIENT_CPP_CLIENT_H_
+#define ATTENDANT_CLIENT_CPP_CLIENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "attendant/v1/attention.pb.h"
+
+namespace attendant {
+
+template <typename T>
+constexpr v1::DataType DataTypeOf();
+template <>
+constexpr v1::DataType DataTypeOf<float>() {
+  return v1::DATA_TYPE_FLOAT32;
+}
+template <>
+constexpr v1::DataType DataTypeOf<double>() {
+  return v1::DATA_TYPE_FLOAT64;
+}
+
+// A tensor of the caller's: row-major elements without gaps, which stay theirs and are read during
+// the call only.
+class TensorRef {
+ public:
+  // T is float or double.
+  template <typename T>
+  TensorRef(absl::Span<const T> values, std::vector<int64_t> shape)
+      : TensorRef(DataTypeOf<T>(), std::move(shape),
+                  {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)}) {}
+  template <typename T>
+  TensorRef(const std::vector<T>& values, std::vector<int64_t> shape)
+      : TensorRef(absl::MakeConstSpan(values), std::move(shape)) {}
+  // Any type of the contract, as bytes.
+  TensorRef(v1::DataType dtype, std::vector<int64_t> shape, absl::string_view bytes)
+      : dtype_(dtype), shape_(std::move(shape)), bytes_(bytes) {}
+
+  v1::DataType dtype() const { return dtype_; }
+  const std::vector<int64_t>& shape() const { return shape_; }
+  absl::string_view bytes() const { return bytes_; }
+
+ private:
+  v1::DataType dtype_;
+  std::vector<int64_t> shape_;
+  absl::string_view bytes_;
+};
+
+// A tensor of an answer.
+struct Tensor {
+  v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
+  std::vector<int64_t> shape;
+  std::string bytes;
+
+  // The elements, row-major. Empty where T is not the tensor's type.
+  template <typename T>
+  absl::Span<const T> values() const {
+    if (dtype != DataTypeOf<T>()) return {};
+    return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
+  }
+  TensorRef ref() const { return {dtype, shape, bytes}; }
+};
+
+// The answer to Attend; optional tensors are those that were asked for.
+struct AttendResult {
+  Tensor output;                    // (B, H, Tq, Dv) in the request's layout
+  std::optional<Tensor> weights;    // (B, H, Tq, Tk)
+  std::optional<Tensor> logsumexp;  // (B, H, Tq)
+  std::optional<Tensor> key_sums;   // (B, H, Tk)
+  v1::Stats stats;
+};
+
+// The inputs of Head; their shapes are those of the contract's HeadRequest.
+struct HeadInputs {
+  TensorRef x;    // (B, T, d_model) or (T, d_model)
+  TensorRef w_q;  // (d_model, heads * d_k)
+  TensorRef w_k;  // (d_model, heads * d_k)
+  TensorRef w_v;  // (d_model, heads * d_v)
+  TensorRef w_o;  // (heads * d_v, d_model)
+  int64_t heads = 1;
+  bool return_intermediates = false;
+};
+
+// The answer to Head; all but output are empty unless intermediates were asked for.
+struct HeadResult {
+  Tensor output;   // the shape of x
+  Tensor query;    // (B, H, T, d_k)
+  Tensor key;      // (B, H, T, d_k)
+  Tensor value;    // (B, H, T, d_v)
+  Tensor logits;   // (B, H, T, T)
+  Tensor weights;  // (B, H, T, T)
+  Tensor context;  // (B, H, T, d_v)
+  v1::Stats stats;
+};
+
+struct ClientOptions {
+  // How long Connect waits for the server.
+  absl::Duration connect_timeout = absl::Seconds(5);
+  // How long a call may take: afterwards it is stopped on the server too.
+  absl::Duration call_timeout = absl::Minutes(1);
+};
+
+// Thread-safe: calls may be made from several threads at once. They share one connection.
+class Client {
+ public:
+  // target: "host:port", or any gRPC name. Returns UNAVAILABLE where no server answers in time.
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& target,
+                                                         const ClientOptions& options = {});
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // softmax(scale * query key^T) value. query (B, H, Tq, D), key (B, Hkv, Tk, D), value
+  // (B, Hkv, Tk, Dv), or with heads and tokens exchanged by options.layout.
+  // Returns the server's status: INVALID_ARGUMENT names the field that is wrong.
+  absl::StatusOr<AttendResult> Attend(const TensorRef& query, const TensorRef& key,
+                                      const TensorRef& value,
+                                      const v1::AttendOptions& options = {});
+
+  // A whole attention layer.
+  absl::StatusOr<HeadResult> Head(const HeadInputs& inputs, const v1::AttendOptions& options = {});
+
+  absl::StatusOr<v1::InfoResponse> Info();
+
+  // OK where the service says SERVING; UNAVAILABLE where it says it does not; NOT_FOUND where the
+  // server has no such service. "" is the server as a whole.
+  absl::Status CheckHealth(const std::string& service = "");
+
+ private:
+  struct Stubs;
+  Client(std::unique_ptr<Stubs> stubs, const ClientOptions& options);
+
+  const std::unique_ptr<Stubs> stubs_;
+  const ClientOptions options_;
+};
+
+}  // namespace attendant
+
+#endif  // ATTENDANT_CLIENT_CPP_CLIENT_H_

@@ -1,0 +1,47 @@
+#include "core/attend.h"
+
+#include <initializer_list>
+
+#include "core/checked_math.h"
+#include "core/chunked_path.h"
+#include "core/explicit_path.h"
+
+namespace attendant::core {
+
+namespace {
+
+// Whatever the sizes are: not an element is asked for, so there is nothing to compute.
+bool ReturnsNothing(const Problem& p) {
+  const auto empty = [](std::initializer_list<int64_t> sizes) {
+    return CheckedProduct(sizes) == 0;
+  };
+  return empty({p.batch, p.heads, p.queries, p.value_width}) &&
+         (!p.return_weights || empty({p.batch, p.heads, p.queries, p.keys})) &&
+         (!p.return_logsumexp || empty({p.batch, p.heads, p.queries})) &&
+         (!p.return_key_sums || empty({p.batch, p.heads, p.keys}));
+}
+
+}  // namespace
+
+template <typename T>
+absl::StatusOr<std::vector<Stage>> AttendStages(const Problem& problem,
+                                                const AttendTensors<T>& tensors,
+                                                const Resources& resources) {
+  if (ReturnsNothing(problem)) return std::vector<Stage>();
+  switch (problem.path) {
+    case Path::kExplicit:
+      return ExplicitStages(problem, tensors, resources);
+    case Path::kChunked:
+      break;
+  }
+  return ChunkedStages(problem, tensors, resources);
+}
+
+template absl::StatusOr<std::vector<Stage>> AttendStages(const Problem&,
+                                                         const AttendTensors<float>&,
+                                                         const Resources&);
+template absl::StatusOr<std::vector<Stage>> AttendStages(const Problem&,
+                                                         const AttendTensors<double>&,
+                                                         const Resources&);
+
+}  // namespace attendant::core

@@ -1,0 +1,46 @@
+// Attention as stages of a job, on the path that the problem names.
+#ifndef ATTENDANT_CORE_ATTEND_H_
+#define ATTENDANT_CORE_ATTEND_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/job.h"
+#include "core/problem.h"
+#include "core/tensor_view.h"
+#include "core/workspace.h"
+
+namespace attendant::core {
+
+// The memory of one problem; owned by the caller, who keeps it until the job is done.
+template <typename T>
+struct AttendTensors {
+  TensorView<const T> query;  // (B, H, Tq, D)
+  TensorView<const T> key;    // (B, Hkv, Tk, D)
+  TensorView<const T> value;  // (B, Hkv, Tk, Dv)
+  TensorView<T> output;       // (B, H, Tq, Dv)
+  // Where the problem's return_* asks for them, else null. Row-major, head-major in either layout.
+  T* weights = nullptr;    // (B, H, Tq, Tk)
+  T* logsumexp = nullptr;  // (B, H, Tq)
+  T* key_sums = nullptr;   // (B, H, Tk)
+};
+
+// What a set of stages runs with.
+struct Resources {
+  Workspace* workspace = nullptr;  // outlives the stages
+  int threads = 1;                 // of the scheduler that runs them
+};
+
+// The stages that compute a problem. They may write to the output at any time, and have written
+// all of it when the last of them is complete.
+// Returns RESOURCE_EXHAUSTED where the workspace does not suffice. T is float or double.
+// REQUIRES: the tensors have the problem's sizes and dtype.
+template <typename T>
+absl::StatusOr<std::vector<Stage>> AttendStages(const Problem& problem,
+                                                const AttendTensors<T>& tensors,
+                                                const Resources& resources);
+
+}  // namespace attendant::core
+
+#endif  // ATTENDANT_CORE_ATTEND_H_

@@ -1,0 +1,285 @@
+#include "core/chunked_path.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "core/checked_math.h"
+#include "core/gemm.h"
+#include "core/softmax.h"
+#include "core/tiling.h"
+#include "core/value_product.h"
+
+namespace attendant::core {
+namespace {
+
+// A tile's scores, 128 x 256 floats, are 128 KiB: they stay in an L2 cache of 256 KiB beside the 64
+// KiB of a key or value block of width 64.
+constexpr int64_t kQueryBlock = 128;
+constexpr int64_t kKeyBlock = 256;
+
+// A group of queries of one head and its running state.
+template <typename T>
+struct QueryGroup {
+  int64_t first = 0;          // of the group's queries, within the head
+  MatrixView<const T> query;  // (rows, D)
+  T* reference = nullptr;     // (rows): the dominant score so far, m = scale * reference
+  T* sum = nullptr;           // (rows): l
+  MatrixView<T> output;       // (rows, Dv): O
+  T* scores = nullptr;        // (rows, kKeyBlock): the block at hand
+};
+
+// What one compute thread works with.
+template <typename T>
+struct Scratch {
+  Buffer<T> scores;
+  Buffer<T> output;
+  Buffer<T> reference;
+  Buffer<T> sum;
+};
+
+int64_t ScratchElements(const Problem& problem) {
+  return SaturatingSum({kQueryBlock * kKeyBlock,
+                        SaturatingProduct({kQueryBlock, problem.value_width}), 2 * kQueryBlock});
+}
+
+bool NeedsSecondSweep(const Problem& problem) {
+  return problem.return_weights || problem.return_key_sums;
+}
+
+template <typename T>
+class ChunkedJob {
+ public:
+  ChunkedJob(const Problem& problem, const AttendTensors<T>& tensors, const Resources& resources)
+      : problem_(problem),
+        tensors_(tensors),
+        workspace_(resources.workspace),
+        scratch_(resources.threads) {}
+
+  // Room for each row's reference and 1 / l, from the first sweep to the second.
+  absl::Status AllocateRows() {
+    const int64_t rows = problem_.batch * problem_.heads * problem_.queries;
+    for (Buffer<T>* buffer : {&row_reference_, &row_inverse_sum_}) {
+      auto allocated = workspace_->Allocate<T>(rows);
+      if (!allocated.ok()) return allocated.status();
+      *buffer = *std::move(allocated);
+    }
+    return absl::OkStatus();
+  }
+
+  // First sweep: a block of queries against all their keys.
+  absl::Status Forward(const Tiling::Block& block, const TileContext& context) {
+    absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
+    if (!scratch.ok()) return scratch.status();
+    QueryGroup<T> group = Start(block, **scratch);
+    const KeyRange seen = problem_.VisibleKeysOfAny(block.first, block.count);
+    const auto key = tensors_.key.Head(block.batch, problem_.KvHead(block.head));
+    const auto value = tensors_.value.Head(block.batch, problem_.KvHead(block.head));
+    for (int64_t first = 0; first < seen.end; first += kKeyBlock) {
+      if (context.stopped()) return absl::OkStatus();
+      const KeyRange keys{first, std::min(first + kKeyBlock, seen.end)};
+      if (absl::Status status = AbsorbKeys(group, keys, key.Rows(keys.begin, keys.size()),
+                                           value.Rows(keys.begin, keys.size()));
+          !status.ok()) {
+        return status;
+      }
+    }
+    Finish(block, group);
+    return absl::OkStatus();
+  }
+
+  // Second sweep: a block of keys against all queries, in query order.
+  absl::Status Weights(const Tiling::Block& block, const TileContext& context) {
+    absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
+    if (!scratch.ok()) return scratch.status();
+    const KeyRange keys{block.first, block.first + block.count};
+    const auto query = tensors_.query.Head(block.batch, block.head);
+    const auto key =
+        tensors_.key.Head(block.batch, problem_.KvHead(block.head)).Rows(keys.begin, keys.size());
+    T* const sums = tensors_.key_sums == nullptr
+                        ? nullptr
+                        : tensors_.key_sums + block.flat_head * problem_.keys + keys.begin;
+    if (sums != nullptr) std::fill_n(sums, keys.size(), T{0});
+    for (int64_t first = 0; first < problem_.queries; first += kQueryBlock) {
+      if (context.stopped()) return absl::OkStatus();
+      const int64_t count = std::min(kQueryBlock, problem_.queries - first);
+      const MatrixView<T> weights = WeightsBlock(block.flat_head, first, count, keys, **scratch);
+      if (problem_.Ask(first, count, keys) != Visibility::kNone) {
+        absl::Status status =
+            Gemm(query.Rows(first, count), key, Transpose::kYes, weights, /*accumulate=*/false);
+        if (!status.ok()) return status;
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        WeightsOfRow(block.flat_head, first + i, keys, weights.Row(i));
+        if (sums != nullptr) AddRow(sums, weights.Row(i), keys.size());
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::StatusOr<Scratch<T>*> GetScratch(int worker) {
+    return scratch_.Get(worker, [&]() -> absl::StatusOr<Scratch<T>> {
+      Scratch<T> scratch;
+      const std::pair<Buffer<T>*, int64_t> parts[] = {
+          {&scratch.scores, kQueryBlock * kKeyBlock},
+          {&scratch.output, SaturatingProduct({kQueryBlock, problem_.value_width})},
+          {&scratch.reference, kQueryBlock},
+          {&scratch.sum, kQueryBlock},
+      };
+      for (const auto& [buffer, count] : parts) {
+        auto allocated = workspace_->Allocate<T>(count);
+        if (!allocated.ok()) return allocated.status();
+        *buffer = *std::move(allocated);
+      }
+      return scratch;
+    });
+  }
+
+  QueryGroup<T> Start(const Tiling::Block& block, const Scratch<T>& scratch) const {
+    QueryGroup<T> group;
+    group.first = block.first;
+    group.query = tensors_.query.Head(block.batch, block.head).Rows(block.first, block.count);
+    group.reference = scratch.reference.data();
+    group.sum = scratch.sum.data();
+    group.output = {scratch.output.data(), block.count, problem_.value_width, problem_.value_width};
+    group.scores = scratch.scores.data();
+    std::fill_n(group.reference, block.count, NoScore(Scale()));
+    std::fill_n(group.sum, block.count, T{0});
+    std::fill_n(group.output.data, block.count * problem_.value_width, T{0});
+    return group;
+  }
+
+  // The seam: folds a range of at most kKeyBlock keys into the state of a group of queries.
+  absl::Status AbsorbKeys(QueryGroup<T>& group, KeyRange keys, MatrixView<const T> key,
+                          MatrixView<const T> value) const {
+    const int64_t rows = group.query.rows;
+    const MatrixView<T> scores{group.scores, rows, keys.size(), keys.size()};
+    absl::Status status = Gemm(group.query, key, Transpose::kYes, scores, /*accumulate=*/false);
+    if (!status.ok()) return status;
+    for (int64_t i = 0; i < rows; ++i) AbsorbRow(group, i, keys, scores.Row(i));
+    return ValueProduct<T>(problem_, group.first, keys,
+                           {scores.data, scores.rows, scores.columns, scores.stride}, value,
+                           group.output, /*accumulate=*/true, *workspace_);
+  }
+
+  // Turns a row of unscaled scores into exponentials relative to the new maximum.
+  void AbsorbRow(QueryGroup<T>& group, int64_t i, KeyRange keys, T* row) const {
+    const KeyRange seen = SeenWithin(group.first + i, keys);
+    ZeroHidden(row, keys, seen);
+    T* const visible = row + (seen.begin - keys.begin);
+    const T scale = Scale();
+    const T before = group.reference[i];
+    const T now = StrongerScore(before, DominantScore(visible, seen.size(), scale), scale);
+    const T sum = Exp2OfDifference(visible, seen.size(), scale, now);
+    if (now != before) {
+      // Before the first score there is nothing to correct; a NaN seen by then stays.
+      const T correction = before == NoScore(scale) ? T{1} : std::exp2(scale * (before - now));
+      group.sum[i] *= correction;
+      ScaleRow(group.output.Row(i), group.output.columns, correction);
+      group.reference[i] = now;
+    }
+    group.sum[i] += sum;
+  }
+
+  void Finish(const Tiling::Block& block, const QueryGroup<T>& group) const {
+    const auto output = tensors_.output.Head(block.batch, block.head);
+    const int64_t first_row = block.flat_head * problem_.queries + block.first;
+    for (int64_t i = 0; i < block.count; ++i) {
+      // A row without a visible key: 0, and logsumexp -infinity.
+      const T inverse = group.sum[i] == 0 ? T{0} : 1 / group.sum[i];
+      T* const out = output.Row(block.first + i);
+      std::copy_n(group.output.Row(i), group.output.columns, out);
+      ScaleRow(out, group.output.columns, inverse);
+      if (tensors_.logsumexp != nullptr) {
+        tensors_.logsumexp[first_row + i] =
+            NaturalLogSumExp(group.reference[i], Scale(), group.sum[i]);
+      }
+      if (row_reference_.data() != nullptr) {
+        row_reference_.data()[first_row + i] = group.reference[i];
+        row_inverse_sum_.data()[first_row + i] = inverse;
+      }
+    }
+  }
+
+  // Where the second sweep puts a block of weights: in the response, or in scratch if only their
+  // sums are asked for.
+  MatrixView<T> WeightsBlock(int64_t flat_head, int64_t first, int64_t count, KeyRange keys,
+                             const Scratch<T>& scratch) const {
+    if (tensors_.weights == nullptr) {
+      return {scratch.scores.data(), count, keys.size(), keys.size()};
+    }
+    return {tensors_.weights + (flat_head * problem_.queries + first) * problem_.keys + keys.begin,
+            count, keys.size(), problem_.keys};
+  }
+
+  // Turns a row of unscaled scores into weights, by what the first sweep found.
+  void WeightsOfRow(int64_t flat_head, int64_t query, KeyRange keys, T* row) const {
+    const KeyRange seen = SeenWithin(query, keys);
+    ZeroHidden(row, keys, seen);
+    const int64_t index = flat_head * problem_.queries + query;
+    T* const visible = row + (seen.begin - keys.begin);
+    Exp2OfDifference(visible, seen.size(), Scale(), row_reference_.data()[index]);
+    ScaleRow(visible, seen.size(), row_inverse_sum_.data()[index]);
+  }
+
+  T Scale() const { return static_cast<T>(problem_.ScaleLog2()); }
+
+  // The part of `keys` that the query sees; empty ranges lie within `keys` as well.
+  KeyRange SeenWithin(int64_t query, KeyRange keys) const {
+    const KeyRange seen = problem_.VisibleKeys(query);
+    const int64_t begin = std::clamp(seen.begin, keys.begin, keys.end);
+    return {begin, std::clamp(seen.end, begin, keys.end)};
+  }
+
+  static void ZeroHidden(T* row, KeyRange keys, KeyRange seen) {
+    std::fill(row, row + (seen.begin - keys.begin), T{0});
+    std::fill(row + (seen.end - keys.begin), row + keys.size(), T{0});
+  }
+
+  const Problem problem_;
+  const AttendTensors<T> tensors_;
+  Workspace* const workspace_;
+  PerWorker<Scratch<T>> scratch_;
+  Buffer<T> row_reference_;    // (B, H, Tq)
+  Buffer<T> row_inverse_sum_;  // (B, H, Tq)
+};
+
+}  // namespace
+
+int64_t ChunkedWorkspaceBytes(const Problem& p, int threads) {
+  const int64_t rows =
+      NeedsSecondSweep(p) ? SaturatingProduct({2, p.batch, p.heads, p.queries}) : 0;
+  return SaturatingProduct(
+      {SizeOf(p.dtype), SaturatingSum({rows, SaturatingProduct({threads, ScratchElements(p)})})});
+}
+
+template <typename T>
+absl::StatusOr<std::vector<Stage>> ChunkedStages(const Problem& problem,
+                                                 const AttendTensors<T>& tensors,
+                                                 const Resources& resources) {
+  auto job = std::make_shared<ChunkedJob<T>>(problem, tensors, resources);
+  std::vector<Stage> stages;
+  const Tiling queries(problem, problem.queries, kQueryBlock);
+  stages.push_back({"forward", queries.tiles(), [job, queries](const TileContext& context) {
+                      return job->Forward(queries[context.tile], context);
+                    }});
+  if (NeedsSecondSweep(problem)) {
+    if (absl::Status status = job->AllocateRows(); !status.ok()) return status;
+    const Tiling keys(problem, problem.keys, kKeyBlock);
+    stages.push_back({"weights", keys.tiles(), [job, keys](const TileContext& context) {
+                        return job->Weights(keys[context.tile], context);
+                      }});
+  }
+  return stages;
+}
+
+template absl::StatusOr<std::vector<Stage>> ChunkedStages(const Problem&,
+                                                          const AttendTensors<float>&,
+                                                          const Resources&);
+template absl::StatusOr<std::vector<Stage>> ChunkedStages(const Problem&,
+                                                          const AttendTensors<double>&,
+                                                          const Resources&);
+
+}  // namespace attendant::core

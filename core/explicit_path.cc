@@ -1,0 +1,137 @@
+#include "core/explicit_path.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "core/checked_math.h"
+#include "core/gemm.h"
+#include "core/softmax.h"
+#include "core/tiling.h"
+#include "core/value_product.h"
+
+namespace attendant::core {
+namespace {
+
+// 64 queries by 2048 keys of width 64 are about a millisecond of a product on the slowest CPU
+// known.
+constexpr int64_t kQueryBlock = 64;
+// Keys that one tile sums: a strip of 2 KiB a row, read in order.
+constexpr int64_t kKeyBlock = 512;
+
+template <typename T>
+struct ExplicitJob {
+  Problem problem;
+  AttendTensors<T> tensors;
+  Workspace* workspace = nullptr;
+  Buffer<T> scratch;
+  T* scores = nullptr;  // (B, H, Tq, Tk): becomes the weights
+
+  MatrixView<T> Scores(const Tiling::Block& block) const {
+    return {scores + (block.flat_head * problem.queries + block.first) * problem.keys, block.count,
+            problem.keys, problem.keys};
+  }
+
+  absl::Status ComputeScores(const Tiling::Block& block) const {
+    MatrixView<T> scores_block = Scores(block);
+    scores_block.columns = problem.VisibleKeysOfAny(block.first, block.count).end;
+    const auto query = tensors.query.Head(block.batch, block.head).Rows(block.first, block.count);
+    const auto key = tensors.key.Head(block.batch, problem.KvHead(block.head));
+    return Gemm(query, key.Rows(0, scores_block.columns), Transpose::kYes, scores_block,
+                /*accumulate=*/false);
+  }
+
+  absl::Status ComputeSoftmax(const Tiling::Block& block) const {
+    const MatrixView<T> rows = Scores(block);
+    for (int64_t i = 0; i < block.count; ++i) {
+      const T logsumexp = SoftmaxRow(rows.Row(i), problem.VisibleKeys(block.first + i));
+      if (tensors.logsumexp != nullptr) {
+        tensors.logsumexp[block.flat_head * problem.queries + block.first + i] = logsumexp;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Turns a row of unscaled scores into weights; returns its logsumexp.
+  T SoftmaxRow(T* row, KeyRange seen) const {
+    std::fill(row, row + seen.begin, T{0});
+    std::fill(row + seen.end, row + problem.keys, T{0});
+    T* const visible = row + seen.begin;
+    const T scale = static_cast<T>(problem.ScaleLog2());
+    const T reference = DominantScore(visible, seen.size(), scale);
+    const T sum = Exp2OfDifference(visible, seen.size(), scale, reference);
+    // A row without a visible key, or whose every score is -infinity: 0, and logsumexp -infinity.
+    if (sum != 0) ScaleRow(visible, seen.size(), 1 / sum);
+    return NaturalLogSumExp(reference, scale, sum);
+  }
+
+  absl::Status ComputeValues(const Tiling::Block& block) const {
+    const KeyRange keys{0, problem.VisibleKeysOfAny(block.first, block.count).end};
+    const MatrixView<T> weights = Scores(block);
+    const auto value = tensors.value.Head(block.batch, problem.KvHead(block.head));
+    return ValueProduct<T>(
+        problem, block.first, keys, {weights.data, weights.rows, keys.end, weights.stride},
+        value.Rows(0, keys.end),
+        tensors.output.Head(block.batch, block.head).Rows(block.first, block.count),
+        /*accumulate=*/false, *workspace);
+  }
+
+  absl::Status ComputeKeySums(const Tiling::Block& block) const {
+    T* const sums = tensors.key_sums + block.flat_head * problem.keys + block.first;
+    std::fill_n(sums, block.count, T{0});
+    const T* weights = scores + block.flat_head * problem.queries * problem.keys + block.first;
+    for (int64_t query = 0; query < problem.queries; ++query) {
+      AddRow(sums, weights + query * problem.keys, block.count);
+    }
+    return absl::OkStatus();
+  }
+};
+
+}  // namespace
+
+int64_t ExplicitWorkspaceBytes(const Problem& p) {
+  if (p.return_weights) return 0;
+  return SaturatingProduct({p.batch, p.heads, p.queries, p.keys, SizeOf(p.dtype)});
+}
+
+template <typename T>
+absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem& problem,
+                                                  const AttendTensors<T>& tensors,
+                                                  const Resources& resources) {
+  auto job = std::make_shared<ExplicitJob<T>>();
+  job->problem = problem;
+  job->tensors = tensors;
+  job->workspace = resources.workspace;
+  job->scores = tensors.weights;
+  if (job->scores == nullptr) {
+    auto scratch = resources.workspace->Allocate<T>(ExplicitWorkspaceBytes(problem) /
+                                                    static_cast<int64_t>(sizeof(T)));
+    if (!scratch.ok()) return scratch.status();
+    job->scratch = *std::move(scratch);
+    job->scores = job->scratch.data();
+  }
+  const Tiling queries(problem, problem.queries, kQueryBlock);
+  const auto stage = [&](const char* name, const Tiling& tiling, auto method) {
+    return Stage{name, tiling.tiles(), [job, tiling, method](const TileContext& context) {
+                   return ((*job).*method)(tiling[context.tile]);
+                 }};
+  };
+  std::vector<Stage> stages;
+  stages.push_back(stage("scores", queries, &ExplicitJob<T>::ComputeScores));
+  stages.push_back(stage("softmax", queries, &ExplicitJob<T>::ComputeSoftmax));
+  stages.push_back(stage("values", queries, &ExplicitJob<T>::ComputeValues));
+  if (tensors.key_sums != nullptr) {
+    stages.push_back(stage("key_sums", Tiling(problem, problem.keys, kKeyBlock),
+                           &ExplicitJob<T>::ComputeKeySums));
+  }
+  return stages;
+}
+
+template absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem&,
+                                                           const AttendTensors<float>&,
+                                                           const Resources&);
+template absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem&,
+                                                           const AttendTensors<double>&,
+                                                           const Resources&);
+
+}  // namespace attendant::core

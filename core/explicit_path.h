@@ -1,0 +1,30 @@
+// The explicit path: scores, softmax, values, one after the other, with the Tq x Tk scores of every
+// head in memory at once.
+//
+//   S = scale * Q K^T,  A = softmax(S) along each row,  O = A V
+//
+// Memory grows with Tq * Tk: this is the path to look at attention with, not to run it at length.
+#ifndef ATTENDANT_CORE_EXPLICIT_PATH_H_
+#define ATTENDANT_CORE_EXPLICIT_PATH_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/attend.h"
+
+namespace attendant::core {
+
+// Bytes of workspace: the scores, which become the weights in place. 0 where the weights are
+// returned, since the response then holds them.
+int64_t ExplicitWorkspaceBytes(const Problem& problem);
+
+// See AttendStages.
+template <typename T>
+absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem& problem,
+                                                  const AttendTensors<T>& tensors,
+                                                  const Resources& resources);
+
+}  // namespace attendant::core
+
+#endif  // ATTENDANT_CORE_EXPLICIT_PATH_H_

@@ -1,0 +1,92 @@
+#include "core/gemm.h"
+
+#include <cblas.h>
+#include <oneapi/dnnl/dnnl.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+// The OpenMP API's own declaration; its header belongs to the compiler, and analysers bring none.
+extern "C" void omp_set_num_threads(int threads);
+
+namespace attendant::core {
+namespace {
+
+// What both libraries want of a matrix with one row or no column as well.
+template <typename T>
+int64_t LeadingDimension(const MatrixView<T>& matrix) {
+  return std::max<int64_t>({matrix.stride, matrix.columns, 1});
+}
+
+template <typename T>
+void Zero(MatrixView<T> matrix) {
+  for (int64_t row = 0; row < matrix.rows; ++row) {
+    std::fill_n(matrix.Row(row), matrix.columns, T{0});
+  }
+}
+
+// True where nothing is left for a library; c then holds the result.
+template <typename T>
+bool DoneWithoutLibrary(MatrixView<const T> a, MatrixView<T> c, bool accumulate) {
+  if (c.rows == 0 || c.columns == 0) return true;
+  if (a.columns > 0) return false;
+  if (!accumulate) Zero(c);
+  return true;
+}
+
+absl::string_view OneDnnInstructionSet() {
+  // Each value has the bits of the instruction sets it contains.
+  const int isa = dnnl_get_effective_cpu_isa();
+  const auto contains = [isa](int other) { return (isa & other) == other; };
+  if (contains(dnnl_cpu_isa_avx512_core)) return "AVX-512";
+  if (contains(dnnl_cpu_isa_avx2)) return "AVX2";
+  if (contains(dnnl_cpu_isa_avx)) return "AVX";
+  return contains(dnnl_cpu_isa_sse41) ? "SSE4.1" : "x86-64";
+}
+
+}  // namespace
+
+absl::Status Gemm(MatrixView<const float> a, MatrixView<const float> b, Transpose transpose_b,
+                  MatrixView<float> c, bool accumulate) {
+  if (DoneWithoutLibrary(a, c, accumulate)) return absl::OkStatus();
+  const dnnl_status_t status =
+      dnnl_sgemm('N', transpose_b == Transpose::kYes ? 'T' : 'N', c.rows, c.columns, a.columns,
+                 1.0f, a.data, LeadingDimension(a), b.data, LeadingDimension(b),
+                 accumulate ? 1.0f : 0.0f, c.data, LeadingDimension(c));
+  if (status == dnnl_success) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("oneDNN sgemm failed with status ", status));
+}
+
+absl::Status Gemm(MatrixView<const double> a, MatrixView<const double> b, Transpose transpose_b,
+                  MatrixView<double> c, bool accumulate) {
+  if (DoneWithoutLibrary(a, c, accumulate)) return absl::OkStatus();
+  const auto to_int = [](int64_t size) { return static_cast<blasint>(size); };
+  cblas_dgemm(CblasRowMajor, CblasNoTrans,
+              transpose_b == Transpose::kYes ? CblasTrans : CblasNoTrans, to_int(c.rows),
+              to_int(c.columns), to_int(a.columns), 1.0, a.data, to_int(LeadingDimension(a)),
+              b.data, to_int(LeadingDimension(b)), accumulate ? 1.0 : 0.0, c.data,
+              to_int(LeadingDimension(c)));
+  return absl::OkStatus();
+}
+
+void PrepareThreadForGemm() { omp_set_num_threads(1); }
+
+std::string GemmLibraryVersion() {
+  const dnnl_version_t* version = dnnl_version();
+  return absl::StrCat("oneDNN ", version->major, ".", version->minor, ".", version->patch);
+}
+
+std::string KernelName(DType dtype) {
+  if (dtype == DType::kFloat64) return absl::StrCat("openblas/", openblas_get_corename());
+  return absl::StrCat("onednn/", OneDnnInstructionSet());
+}
+
+absl::Status CheckBlas() {
+  if (openblas_get_parallel() == OPENBLAS_OPENMP) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("the loaded OpenBLAS is not its OpenMP build (",
+                                          openblas_get_config(),
+                                          "); Debian's libopenblas0-openmp is needed"));
+}
+
+}  // namespace attendant::core

@@ -1,0 +1,69 @@
+// A whole attention layer: projections, attention within each head, output projection.
+//
+//   Q = X W_q,  K = X W_k,  V = X W_v      each head owns a range of the columns
+//   S = scale * Q K^T,  A = softmax(S),  C = A V      within each head
+//   output = [C_1 .. C_H] W_o
+//
+// Axis letters: B batch, T tokens, H heads, d_k width of a query and key, d_v width of a value.
+#ifndef ATTENDANT_CORE_HEAD_H_
+#define ATTENDANT_CORE_HEAD_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/attend.h"
+#include "core/job.h"
+#include "core/problem.h"
+
+namespace attendant::core {
+
+struct HeadSpec {
+  TensorSpec x;       // (B, T, d_model) or (T, d_model)
+  TensorSpec w_q;     // (d_model, H * d_k)
+  TensorSpec w_k;     // (d_model, H * d_k)
+  TensorSpec w_v;     // (d_model, H * d_v)
+  TensorSpec w_o;     // (H * d_v, d_model)
+  int64_t heads = 0;  // 0 means 1
+  AttendOptions options;
+  bool return_intermediates = false;
+};
+
+struct HeadProblem {
+  // The attention inside: (B, H, T, d_k) head-major; returns weights where intermediates are asked.
+  Problem attend;
+  int64_t d_model = 0;
+  bool x_has_batch = false;
+  bool return_intermediates = false;
+};
+
+// Returns INVALID_ARGUMENT or UNIMPLEMENTED naming the field, as MakeProblem does.
+absl::StatusOr<HeadProblem> MakeHeadProblem(const HeadSpec& spec);
+
+// Memory of one problem, row-major; owned by the caller, who keeps it until the job is done.
+template <typename T>
+struct HeadTensors {
+  const T* x = nullptr;
+  const T* w_q = nullptr;
+  const T* w_k = nullptr;
+  const T* w_v = nullptr;
+  const T* w_o = nullptr;
+  T* output = nullptr;  // (B, T, d_model)
+  // All of them where intermediates are returned, else all null.
+  T* query = nullptr;    // (B, H, T, d_k)
+  T* key = nullptr;      // (B, H, T, d_k)
+  T* value = nullptr;    // (B, H, T, d_v)
+  T* logits = nullptr;   // (B, H, T, T), scaled
+  T* weights = nullptr;  // (B, H, T, T)
+  T* context = nullptr;  // (B, H, T, d_v)
+};
+
+// Returns RESOURCE_EXHAUSTED where the workspace does not suffice. T is float or double.
+template <typename T>
+absl::StatusOr<std::vector<Stage>> HeadStages(const HeadProblem& problem,
+                                              const HeadTensors<T>& tensors,
+                                              const Resources& resources);
+
+}  // namespace attendant::core
+
+#endif  // ATTENDANT_CORE_HEAD_H_

@@ -1,0 +1,127 @@
+// From shapes and options to a checked problem. Pure: no tensor data, no allocation of its size.
+//
+// Axis letters: B batch, H query heads, Hkv key and value heads, Tq query tokens, Tk key tokens,
+// D width of query and key, Dv width of value.
+#ifndef ATTENDANT_CORE_PROBLEM_H_
+#define ATTENDANT_CORE_PROBLEM_H_
+
+#include <cstdint>
+#include <numbers>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "core/tensor_view.h"
+
+namespace attendant::core {
+
+enum class Path { kExplicit, kChunked };
+enum class Causal { kNone, kTopLeft, kBottomRight };
+
+// "explicit", "chunked".
+constexpr absl::string_view NameOf(Path path) {
+  return path == Path::kExplicit ? "explicit" : "chunked";
+}
+
+// What a tensor claims to be.
+struct TensorSpec {
+  DType dtype = DType::kUnspecified;
+  std::vector<int64_t> shape;
+};
+
+struct Window {
+  std::optional<int64_t> left;
+  std::optional<int64_t> right;
+};
+
+// The options of the contract, unchecked. path: AUTO is kChunked.
+struct AttendOptions {
+  Path path = Path::kChunked;
+  Layout layout = Layout::kBhtd;
+  std::optional<double> scale;
+  Causal causal = Causal::kNone;
+  std::optional<TensorSpec> mask;
+  std::vector<int64_t> key_lengths;
+  std::optional<Window> window;
+  double softcap = 0;
+  std::vector<double> alibi_slopes;
+  std::vector<double> sinks;
+  bool return_weights = false;
+  bool return_logsumexp = false;
+  bool return_key_sums = false;
+};
+
+// Keys begin <= j < end.
+struct KeyRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool operator==(const KeyRange&) const = default;
+  int64_t size() const { return end - begin; }
+};
+
+// What a block of queries sees of a block of keys.
+enum class Visibility { kNone, kAll, kMixed };
+
+// A checked problem: every size is 0 or more, every tensor's element count fits int64_t.
+struct Problem {
+  DType dtype = DType::kFloat32;
+  Path path = Path::kChunked;
+  Layout layout = Layout::kBhtd;
+  int64_t batch = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t queries = 0;
+  int64_t keys = 0;
+  int64_t width = 0;
+  int64_t value_width = 0;
+  double scale = 1;
+  Causal causal = Causal::kNone;
+  bool return_weights = false;
+  bool return_logsumexp = false;
+  bool return_key_sums = false;
+
+  // The key head that query head `head` reads. REQUIRES: heads > 0.
+  int64_t KvHead(int64_t head) const { return head / (heads / kv_heads); }
+
+  // The keys that query `query` sees; an empty range is {0, 0}. REQUIRES: 0 <= query < queries.
+  KeyRange VisibleKeys(int64_t query) const;
+  // The keys that any of the queries first .. first + count - 1 sees. REQUIRES: count > 0.
+  KeyRange VisibleKeysOfAny(int64_t first, int64_t count) const;
+  // The one question a tile asks. REQUIRES: count > 0.
+  Visibility Ask(int64_t first, int64_t count, KeyRange keys) const;
+  // The factor of a raw score in the exponent of 2: e^(scale * s) = 2^(ScaleLog2() * s).
+  double ScaleLog2() const { return scale * std::numbers::log2e; }
+  // (query, key) pairs visible in one head; saturates at 2^63 - 1.
+  int64_t VisiblePairs() const;
+};
+
+// Checks one tensor's sizes. Returns INVALID_ARGUMENT naming `name`.shape[i] where a size is
+// negative, `name`.shape where the rank is not `rank` or the bytes overflow int64_t, `name`.dtype
+// where it is not a floating type; UNIMPLEMENTED for FLOAT16 and BFLOAT16.
+absl::Status CheckTensor(absl::string_view name, const TensorSpec& spec, int64_t rank);
+
+// Returns INVALID_ARGUMENT naming `field` where `actual` is not `expected`. what: the rule, such as
+// "the query's width".
+absl::Status CheckSize(absl::string_view field, int64_t actual, int64_t expected,
+                       absl::string_view what);
+
+// Returns INVALID_ARGUMENT naming `name`.dtype where it is not the first tensor's.
+absl::Status CheckSameDType(absl::string_view name, DType actual, absl::string_view first,
+                            DType expected);
+
+// Checks the options alone, and puts them into `problem`, whose sizes are set. Returns
+// INVALID_ARGUMENT or UNIMPLEMENTED naming options.*.
+absl::Status ApplyOptions(const AttendOptions& options, Problem& problem);
+
+// query (B, H, Tq, D), key (B, Hkv, Tk, D), value (B, Hkv, Tk, Dv), each in options.layout.
+// Returns INVALID_ARGUMENT naming the field, with what it holds and what would be right;
+// UNIMPLEMENTED naming an option or dtype that this version does not serve.
+absl::StatusOr<Problem> MakeProblem(const TensorSpec& query, const TensorSpec& key,
+                                    const TensorSpec& value, const AttendOptions& options);
+
+}  // namespace attendant::core
+
+#endif  // ATTENDANT_CORE_PROBLEM_H_

@@ -1,0 +1,76 @@
+#include "core/value_product.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/gemm.h"
+#include "core/softmax.h"
+
+namespace attendant::core {
+namespace {
+
+template <typename T>
+bool AllRowsFinite(const MatrixView<const T>& matrix) {
+  for (int64_t row = 0; row < matrix.rows; ++row) {
+    if (!AllFinite(matrix.Row(row), matrix.columns)) return false;
+  }
+  return true;
+}
+
+// The value with 0 in place of what is not finite.
+template <typename T>
+absl::StatusOr<Buffer<T>> FinitePart(const MatrixView<const T>& value, Workspace& workspace) {
+  auto copy = workspace.Allocate<T>(value.rows * value.columns);
+  if (!copy.ok()) return copy;
+  for (int64_t row = 0; row < value.rows; ++row) {
+    std::transform(value.Row(row), value.Row(row) + value.columns,
+                   copy->data() + row * value.columns,
+                   [](T element) { return std::isfinite(element) ? element : T{0}; });
+  }
+  return copy;
+}
+
+// Adds what FinitePart left out to the rows that see it.
+template <typename T>
+void AddRest(const Problem& problem, int64_t first_query, KeyRange keys,
+             MatrixView<const T> weights, MatrixView<const T> value, MatrixView<T> output) {
+  for (int64_t key = 0; key < value.rows; ++key) {
+    const T* const from = value.Row(key);
+    if (AllFinite(from, value.columns)) continue;
+    for (int64_t row = 0; row < weights.rows; ++row) {
+      const KeyRange seen = problem.VisibleKeys(first_query + row);
+      if (keys.begin + key < seen.begin || keys.begin + key >= seen.end) continue;
+      for (int64_t column = 0; column < value.columns; ++column) {
+        if (!std::isfinite(from[column])) {
+          output.Row(row)[column] += weights.Row(row)[key] * from[column];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+template <typename T>
+absl::Status ValueProduct(const Problem& problem, int64_t first_query, KeyRange keys,
+                          MatrixView<const T> weights, MatrixView<const T> value,
+                          MatrixView<T> output, bool accumulate, Workspace& workspace) {
+  if (weights.rows == 0) return absl::OkStatus();
+  const Visibility visibility = problem.Ask(first_query, weights.rows, keys);
+  if (visibility == Visibility::kAll || AllRowsFinite(value)) {
+    return Gemm(weights, value, Transpose::kNo, output, accumulate);
+  }
+  const auto finite = FinitePart(value, workspace);
+  if (!finite.ok()) return finite.status();
+  const MatrixView<const T> finite_view{finite->data(), value.rows, value.columns, value.columns};
+  absl::Status status = Gemm(weights, finite_view, Transpose::kNo, output, accumulate);
+  if (status.ok()) AddRest(problem, first_query, keys, weights, value, output);
+  return status;
+}
+
+template absl::Status ValueProduct(const Problem&, int64_t, KeyRange, MatrixView<const float>,
+                                   MatrixView<const float>, MatrixView<float>, bool, Workspace&);
+template absl::Status ValueProduct(const Problem&, int64_t, KeyRange, MatrixView<const double>,
+                                   MatrixView<const double>, MatrixView<double>, bool, Workspace&);
+
+}  // namespace attendant::core

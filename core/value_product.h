@@ -1,0 +1,30 @@
+// weights * value over a range of keys, in which some positions may be hidden.
+#ifndef ATTENDANT_CORE_VALUE_PRODUCT_H_
+#define ATTENDANT_CORE_VALUE_PRODUCT_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "core/problem.h"
+#include "core/tensor_view.h"
+#include "core/workspace.h"
+
+namespace attendant::core {
+
+// output = weights * value, or += where accumulate.
+//   weights  (rows, keys.size()): the softmax weights of queries first_query .. first_query + rows
+//   - 1 value    (keys.size(), Dv): the rows of one head's value that belong to `keys` output
+//   (rows, Dv)
+// A hidden position does not take part at all: its weight is 0, but 0 times a NaN or an infinity in
+// value would not be. A row that does not see such a value has the same bits as without it.
+// workspace: used for a copy of value where some positions are hidden and a value is not finite.
+// Returns INTERNAL where the matrix library refuses, RESOURCE_EXHAUSTED where the copy does not
+// fit. REQUIRES: weights are 0 at hidden positions.
+template <typename T>
+absl::Status ValueProduct(const Problem& problem, int64_t first_query, KeyRange keys,
+                          MatrixView<const T> weights, MatrixView<const T> value,
+                          MatrixView<T> output, bool accumulate, Workspace& workspace);
+
+}  // namespace attendant::core
+
+#endif  // ATTENDANT_CORE_VALUE_PRODUCT_H_

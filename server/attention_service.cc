@@ -1,0 +1,305 @@
+#include "server/attention_service.h"
+
+#include <algorithm>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/attend.h"
+#include "core/cost.h"
+#include "core/errors.h"
+#include "core/explicit_path.h"
+#include "core/gemm.h"
+#include "core/head.h"
+#include "core/version.h"
+#include "server/codec.h"
+#include "server/status.h"
+
+namespace attendant::server {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+// Room in a response message beside its tensors' bytes: shapes, lengths and Stats.
+constexpr int64_t kResponseOverhead = 4096;
+
+// gRPC's own answer would have no text.
+grpc::ServerUnaryReactor* Unserved(grpc::CallbackServerContext* context, absl::string_view rpc) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpcStatus(
+      absl::UnimplementedError(absl::StrCat(rpc, " is not served by version ", core::Version()))));
+  return reactor;
+}
+
+int64_t ExplicitBytes(core::Problem problem) {
+  problem.return_weights = false;
+  return core::ExplicitWorkspaceBytes(problem);
+}
+
+Work WorkOf(const core::Problem& problem, std::vector<core::Stage> stages, int64_t flops,
+            v1::Stats* stats) {
+  Work work;
+  work.stages = std::move(stages);
+  work.path = problem.path;
+  work.dtype = problem.dtype;
+  work.tokens = std::max(problem.queries, problem.keys);
+  work.flops = flops;
+  work.explicit_bytes = ExplicitBytes(problem);
+  work.stats = stats;
+  return work;
+}
+
+}  // namespace
+
+// One call from arrival to answer; deletes itself when gRPC is done with it.
+class AttentionService::Call final : public grpc::ServerUnaryReactor {
+ public:
+  Call(AttentionService& service, grpc::CallbackServerContext* context, Method method)
+      : service_(service), context_(context), method_(method) {
+    service_.metrics_.RequestStarted();
+    service_.Add(this);
+  }
+
+  // Prepares and submits, or answers with an error. Called once, before gRPC knows of this call.
+  void Start(const Prepare& prepare) {
+    if (!service_.accepting()) {
+      service_.metrics_.Shed(ShedReason::kDraining);
+      Answer(UnavailableFor("the server is shutting down", absl::Seconds(1)));
+      return;
+    }
+    // Memory for what a caller asks for may not be there; nothing else throws.
+    absl::StatusOr<Work> work = absl::ResourceExhaustedError("out of memory");
+    try {
+      work = prepare(workspace_);
+    } catch (const std::bad_alloc&) {
+    }
+    if (!work.ok()) {
+      if (absl::IsResourceExhausted(work.status())) service_.metrics_.Shed(ShedReason::kMemory);
+      Answer(work.status());
+      return;
+    }
+    Submit(*std::move(work));
+  }
+
+  // Answers without computing.
+  void Answer(const absl::Status& status) {
+    service_.metrics_.RequestEnded(method_, path_, status.code(), Seconds(Clock::now() - arrival_));
+    Finish(ToGrpcStatus(status));
+  }
+
+  // Stops the job, if there is one yet. REQUIRES: the service's mutex, or that gRPC has this call.
+  void Stop(const absl::Status& why) {
+    if (job_ != nullptr) job_->Stop(why);
+  }
+
+ private:
+  void Submit(Work work) {
+    path_ = LabelOf(work.path);
+    service_.metrics_.JobStarted(work.flops);
+    std::vector<core::Stage> stages = std::exchange(work.stages, {});
+    auto job = std::make_shared<core::Job>(
+        std::move(stages), [this, work](const absl::Status& status, const core::JobTimes& times) {
+          OnJobDone(work, status, times);
+        });
+    {
+      core::MutexLock lock(service_.mutex_);
+      job_ = job;
+    }
+    // From here on the answer may come, and this call be deleted, at any moment.
+    service_.scheduler_.Submit(std::move(job));
+  }
+
+  void OnJobDone(const Work& work, const absl::Status& status, const core::JobTimes& times) {
+    service_.metrics_.JobEnded(work.flops);
+    if (status.ok()) {
+      RecordCompletion(work, times);
+    } else if (absl::IsResourceExhausted(status)) {
+      service_.metrics_.Shed(ShedReason::kMemory);
+    } else if (!absl::IsInternal(status)) {
+      const bool started = times.first_tile != Clock::time_point();
+      service_.metrics_.JobCancelled(started ? CancelStage::kCompute : CancelStage::kQueue);
+    }
+    Answer(status);
+  }
+
+  void RecordCompletion(const Work& work, const core::JobTimes& times) {
+    // A problem without a tile has no times of its own.
+    const bool started = times.first_tile != Clock::time_point();
+    ComputeRecord record;
+    record.path = work.path;
+    record.tokens = work.tokens;
+    record.queue_seconds = started ? Seconds(times.first_tile - arrival_) : 0;
+    record.compute_seconds = started ? Seconds(times.end - times.first_tile) : 0;
+    record.flops = work.flops;
+    record.peak_workspace_bytes = workspace_.peak_bytes();
+    record.explicit_bytes = work.explicit_bytes;
+    service_.metrics_.JobCompleted(record);
+    work.stats->set_path(PathOf(work.path));
+    work.stats->set_compute_seconds(record.compute_seconds);
+    work.stats->set_queue_seconds(record.queue_seconds);
+    work.stats->set_peak_workspace_bytes(record.peak_workspace_bytes);
+    work.stats->set_flops(work.flops);
+    work.stats->set_threads(service_.scheduler_.threads());
+    work.stats->set_kernel(core::KernelName(work.dtype));
+  }
+
+  void OnCancel() override {
+    // gRPC reports a passed deadline as a cancellation too.
+    const bool late = std::chrono::system_clock::now() >= context_->deadline();
+    Stop(late ? absl::DeadlineExceededError("the call's deadline passed while it was computed")
+              : absl::CancelledError("the caller cancelled the call"));
+  }
+
+  void OnDone() override {
+    AttentionService& service = service_;
+    service.Remove(this);
+    delete this;
+  }
+
+  AttentionService& service_;
+  grpc::CallbackServerContext* const context_;
+  const Method method_;
+  const Clock::time_point arrival_ = Clock::now();
+  PathLabel path_ = PathLabel::kNone;
+  core::Workspace workspace_;
+  std::shared_ptr<core::Job> job_;
+};
+
+AttentionService::AttentionService(const Limits& limits, core::Scheduler& scheduler,
+                                   Metrics& metrics)
+    : limits_(limits), scheduler_(scheduler), metrics_(metrics) {}
+
+grpc::ServerUnaryReactor* AttentionService::Run(grpc::CallbackServerContext* context, Method method,
+                                                const Prepare& prepare) {
+  auto* const call = new Call(*this, context, method);
+  call->Start(prepare);
+  return call;
+}
+
+grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* context,
+                                                   const v1::AttendRequest* request,
+                                                   v1::AttendResponse* response) {
+  return Run(context, Method::kAttend, [&](core::Workspace& workspace) -> absl::StatusOr<Work> {
+    const auto problem = ProblemOf(*request);
+    if (!problem.ok()) return problem.status();
+    absl::Status fits = CheckResponseBytes(core::ResponseBytes(*problem));
+    if (!fits.ok()) return fits;
+    const core::Resources resources{&workspace, scheduler_.threads()};
+    auto stages = problem->dtype == core::DType::kFloat32
+                      ? core::AttendStages(*problem, TensorsOf<float>(*problem, *request, response),
+                                           resources)
+                      : core::AttendStages(
+                            *problem, TensorsOf<double>(*problem, *request, response), resources);
+    if (!stages.ok()) return stages.status();
+    return WorkOf(*problem, *std::move(stages), core::ProductFlops(*problem),
+                  response->mutable_stats());
+  });
+}
+
+grpc::ServerUnaryReactor* AttentionService::Head(grpc::CallbackServerContext* context,
+                                                 const v1::HeadRequest* request,
+                                                 v1::HeadResponse* response) {
+  return Run(context, Method::kHead, [&](core::Workspace& workspace) -> absl::StatusOr<Work> {
+    const auto problem = ProblemOf(*request);
+    if (!problem.ok()) return problem.status();
+    absl::Status fits = CheckResponseBytes(core::ResponseBytes(*problem));
+    if (!fits.ok()) return fits;
+    const core::Resources resources{&workspace, scheduler_.threads()};
+    auto stages =
+        problem->attend.dtype == core::DType::kFloat32
+            ? core::HeadStages(*problem, TensorsOf<float>(*problem, *request, response), resources)
+            : core::HeadStages(*problem, TensorsOf<double>(*problem, *request, response),
+                               resources);
+    if (!stages.ok()) return stages.status();
+    return WorkOf(problem->attend, *std::move(stages), core::ProductFlops(*problem),
+                  response->mutable_stats());
+  });
+}
+
+grpc::ServerUnaryReactor* AttentionService::Info(grpc::CallbackServerContext* context,
+                                                 const v1::InfoRequest*,
+                                                 v1::InfoResponse* response) {
+  auto* const call = new Call(*this, context, Method::kInfo);
+  response->set_version(core::Version());
+  response->set_kernel(core::KernelName(core::DType::kFloat32));
+  response->set_cpu(core::CpuName());
+  response->set_compute_threads(scheduler_.threads());
+  response->set_max_message_bytes(limits_.max_message_bytes);
+  response->set_memory_budget_bytes(core::Workspace::Process().limit_bytes());
+  response->set_peak_flops_float32(limits_.peak.float32);
+  response->set_peak_flops_float64(limits_.peak.float64);
+  call->Answer(absl::OkStatus());
+  return call;
+}
+
+grpc::ServerUnaryReactor* AttentionService::Backward(grpc::CallbackServerContext* context,
+                                                     const v1::BackwardRequest*,
+                                                     v1::BackwardResponse*) {
+  return Unserved(context, "Backward");
+}
+
+grpc::ServerUnaryReactor* AttentionService::Check(grpc::CallbackServerContext* context,
+                                                  const v1::CheckRequest*, v1::CheckResponse*) {
+  return Unserved(context, "Check");
+}
+
+grpc::ServerUnaryReactor* AttentionService::Estimate(grpc::CallbackServerContext* context,
+                                                     const v1::EstimateRequest*,
+                                                     v1::EstimateResponse*) {
+  return Unserved(context, "Estimate");
+}
+
+grpc::ServerUnaryReactor* AttentionService::Merge(grpc::CallbackServerContext* context,
+                                                  const v1::MergeRequest*, v1::MergeResponse*) {
+  return Unserved(context, "Merge");
+}
+
+absl::Status AttentionService::CheckResponseBytes(int64_t bytes) const {
+  if (bytes <= limits_.max_message_bytes - kResponseOverhead) return absl::OkStatus();
+  return core::OverLimit("max_message_bytes",
+                         absl::StrCat("the response's tensors have ", bytes, " bytes, at most ",
+                                      limits_.max_message_bytes - kResponseOverhead,
+                                      " fit a message; ask for fewer returns or tokens at once"));
+}
+
+bool AttentionService::accepting() {
+  core::MutexLock lock(mutex_);
+  return accepting_;
+}
+
+void AttentionService::Add(Call* call) {
+  core::MutexLock lock(mutex_);
+  calls_.insert(call);
+}
+
+void AttentionService::Remove(Call* call) {
+  core::MutexLock lock(mutex_);
+  calls_.erase(call);
+  if (calls_.empty()) idle_.NotifyAll();
+}
+
+void AttentionService::StopAccepting() {
+  core::MutexLock lock(mutex_);
+  accepting_ = false;
+}
+
+bool AttentionService::WaitUntilIdle(Clock::time_point deadline) {
+  core::MutexLock lock(mutex_);
+  while (!calls_.empty()) {
+    if (!idle_.WaitUntil(mutex_, deadline) && !calls_.empty()) return false;
+  }
+  return true;
+}
+
+void AttentionService::StopRunning() {
+  core::MutexLock lock(mutex_);
+  for (Call* const call : calls_) {
+    call->Stop(
+        UnavailableFor("the server shut down before the call was complete", absl::Seconds(1)));
+  }
+}
+
+}  // namespace attendant::server

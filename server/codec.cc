@@ -1,0 +1,271 @@
+#include "server/codec.h"
+
+#include <bit>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/checked_math.h"
+#include "core/errors.h"
+
+namespace attendant::server {
+namespace {
+
+// The contract's bytes are used as they are.
+static_assert(std::endian::native == std::endian::little);
+
+absl::StatusOr<core::DType> DTypeFromProto(absl::string_view name, v1::DataType dtype) {
+  switch (dtype) {
+    case v1::DATA_TYPE_UNSPECIFIED:
+      return core::DType::kUnspecified;
+    case v1::DATA_TYPE_FLOAT32:
+      return core::DType::kFloat32;
+    case v1::DATA_TYPE_FLOAT64:
+      return core::DType::kFloat64;
+    case v1::DATA_TYPE_FLOAT16:
+      return core::DType::kFloat16;
+    case v1::DATA_TYPE_BFLOAT16:
+      return core::DType::kBFloat16;
+    case v1::DATA_TYPE_BOOL:
+      return core::DType::kBool;
+    default:
+      return core::InvalidField(
+          absl::StrCat(name, ".dtype"),
+          absl::StrCat("is ", static_cast<int>(dtype), ", which is no value of DataType"));
+  }
+}
+
+v1::DataType DTypeToProto(core::DType dtype) {
+  switch (dtype) {
+    case core::DType::kFloat32:
+      return v1::DATA_TYPE_FLOAT32;
+    case core::DType::kFloat64:
+      return v1::DATA_TYPE_FLOAT64;
+    case core::DType::kFloat16:
+      return v1::DATA_TYPE_FLOAT16;
+    case core::DType::kBFloat16:
+      return v1::DATA_TYPE_BFLOAT16;
+    case core::DType::kBool:
+      return v1::DATA_TYPE_BOOL;
+    case core::DType::kUnspecified:
+      break;
+  }
+  return v1::DATA_TYPE_UNSPECIFIED;
+}
+
+absl::Status NoSuchValue(absl::string_view field, int value, absl::string_view type) {
+  return core::InvalidField(absl::StrCat("options.", field),
+                            absl::StrCat("is ", value, ", which is no value of ", type));
+}
+
+template <typename T>
+std::vector<T> ToVector(const google::protobuf::RepeatedField<T>& field) {
+  return {field.begin(), field.end()};
+}
+
+}  // namespace
+
+absl::StatusOr<core::TensorSpec> SpecOf(absl::string_view name, const v1::Tensor& tensor) {
+  const auto dtype = DTypeFromProto(name, tensor.dtype());
+  if (!dtype.ok()) return dtype.status();
+  return core::TensorSpec{*dtype, ToVector(tensor.shape())};
+}
+
+absl::StatusOr<core::AttendOptions> OptionsOf(const v1::AttendOptions& options) {
+  core::AttendOptions result;
+  switch (options.path()) {
+    case v1::PATH_UNSPECIFIED:
+    case v1::PATH_AUTO:
+    case v1::PATH_CHUNKED:
+      result.path = core::Path::kChunked;
+      break;
+    case v1::PATH_EXPLICIT:
+      result.path = core::Path::kExplicit;
+      break;
+    default:
+      return NoSuchValue("path", options.path(), "Path");
+  }
+  switch (options.layout()) {
+    case v1::LAYOUT_UNSPECIFIED:
+    case v1::LAYOUT_BHTD:
+      result.layout = core::Layout::kBhtd;
+      break;
+    case v1::LAYOUT_BTHD:
+      result.layout = core::Layout::kBthd;
+      break;
+    default:
+      return NoSuchValue("layout", options.layout(), "Layout");
+  }
+  switch (options.causal()) {
+    case v1::CAUSAL_UNSPECIFIED:
+    case v1::CAUSAL_NONE:
+      result.causal = core::Causal::kNone;
+      break;
+    case v1::CAUSAL_TOP_LEFT:
+      result.causal = core::Causal::kTopLeft;
+      break;
+    case v1::CAUSAL_BOTTOM_RIGHT:
+      result.causal = core::Causal::kBottomRight;
+      break;
+    default:
+      return NoSuchValue("causal", options.causal(), "Causal");
+  }
+  if (options.has_scale()) result.scale = options.scale();
+  if (options.has_mask()) {
+    auto mask = SpecOf("options.mask", options.mask());
+    if (!mask.ok()) return mask.status();
+    result.mask = *std::move(mask);
+  }
+  result.key_lengths = ToVector(options.key_lengths());
+  if (options.has_window()) {
+    result.window.emplace();
+    if (options.window().has_left()) result.window->left = options.window().left();
+    if (options.window().has_right()) result.window->right = options.window().right();
+  }
+  result.softcap = options.softcap();
+  result.alibi_slopes = ToVector(options.alibi_slopes());
+  result.sinks = ToVector(options.sinks());
+  result.return_weights = options.return_weights();
+  result.return_logsumexp = options.return_logsumexp();
+  result.return_key_sums = options.return_key_sums();
+  return result;
+}
+
+absl::Status CheckBytes(absl::string_view name, const v1::Tensor& tensor) {
+  int64_t bytes = core::SizeOf(DTypeFromProto(name, tensor.dtype()).value());
+  for (const int64_t size : tensor.shape()) bytes = core::SaturatingProduct({bytes, size});
+  const auto actual = static_cast<int64_t>(tensor.data().size());
+  if (actual == bytes) return absl::OkStatus();
+  return core::InvalidField(absl::StrCat(name, ".data"),
+                            absl::StrCat("has ", actual, " bytes, shape and dtype say ", bytes));
+}
+
+absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request) {
+  const std::pair<const char*, const v1::Tensor*> tensors[] = {
+      {"query", &request.query()}, {"key", &request.key()}, {"value", &request.value()}};
+  core::TensorSpec specs[3];
+  for (int i = 0; i < 3; ++i) {
+    auto spec = SpecOf(tensors[i].first, *tensors[i].second);
+    if (!spec.ok()) return spec.status();
+    specs[i] = *std::move(spec);
+  }
+  const auto options = OptionsOf(request.options());
+  if (!options.ok()) return options.status();
+  auto problem = core::MakeProblem(specs[0], specs[1], specs[2], *options);
+  if (!problem.ok()) return problem;
+  for (const auto& [name, tensor] : tensors) {
+    if (absl::Status status = CheckBytes(name, *tensor); !status.ok()) return status;
+  }
+  return problem;
+}
+
+absl::StatusOr<core::HeadProblem> ProblemOf(const v1::HeadRequest& request) {
+  core::HeadSpec spec;
+  struct Part {
+    const char* name;
+    const v1::Tensor* tensor;
+    core::TensorSpec* spec;
+  };
+  const Part parts[] = {{"x", &request.x(), &spec.x},
+                        {"w_q", &request.w_q(), &spec.w_q},
+                        {"w_k", &request.w_k(), &spec.w_k},
+                        {"w_v", &request.w_v(), &spec.w_v},
+                        {"w_o", &request.w_o(), &spec.w_o}};
+  for (const Part& part : parts) {
+    auto tensor = SpecOf(part.name, *part.tensor);
+    if (!tensor.ok()) return tensor.status();
+    *part.spec = *std::move(tensor);
+  }
+  const auto options = OptionsOf(request.options());
+  if (!options.ok()) return options.status();
+  spec.options = *options;
+  spec.heads = request.heads();
+  spec.return_intermediates = request.return_intermediates();
+  auto problem = core::MakeHeadProblem(spec);
+  if (!problem.ok()) return problem;
+  for (const Part& part : parts) {
+    if (absl::Status status = CheckBytes(part.name, *part.tensor); !status.ok()) return status;
+  }
+  return problem;
+}
+
+void MakeTensor(core::DType dtype, std::vector<int64_t> shape, v1::Tensor* tensor) {
+  tensor->set_dtype(DTypeToProto(dtype));
+  int64_t bytes = core::SizeOf(dtype);
+  for (const int64_t size : shape) {
+    tensor->add_shape(size);
+    bytes = core::SaturatingProduct({bytes, size});
+  }
+  tensor->mutable_data()->resize(static_cast<size_t>(bytes));
+}
+
+template <typename T>
+core::AttendTensors<T> TensorsOf(const core::Problem& p, const v1::AttendRequest& request,
+                                 v1::AttendResponse* response) {
+  std::vector<int64_t> output_shape = {p.batch, p.heads, p.queries, p.value_width};
+  if (p.layout == core::Layout::kBthd) std::swap(output_shape[1], output_shape[2]);
+  MakeTensor(p.dtype, std::move(output_shape), response->mutable_output());
+  core::AttendTensors<T> t;
+  t.query = {Elements<T>(request.query()), p.layout, p.heads, p.queries, p.width};
+  t.key = {Elements<T>(request.key()), p.layout, p.kv_heads, p.keys, p.width};
+  t.value = {Elements<T>(request.value()), p.layout, p.kv_heads, p.keys, p.value_width};
+  t.output = {MutableElements<T>(response->mutable_output()), p.layout, p.heads, p.queries,
+              p.value_width};
+  const auto make = [&](std::vector<int64_t> shape, v1::Tensor* tensor) {
+    MakeTensor(p.dtype, std::move(shape), tensor);
+    return MutableElements<T>(tensor);
+  };
+  if (p.return_weights) {
+    t.weights = make({p.batch, p.heads, p.queries, p.keys}, response->mutable_weights());
+  }
+  if (p.return_logsumexp) {
+    t.logsumexp = make({p.batch, p.heads, p.queries}, response->mutable_logsumexp());
+  }
+  if (p.return_key_sums) {
+    t.key_sums = make({p.batch, p.heads, p.keys}, response->mutable_key_sums());
+  }
+  return t;
+}
+
+template <typename T>
+core::HeadTensors<T> TensorsOf(const core::HeadProblem& head, const v1::HeadRequest& request,
+                               v1::HeadResponse* response) {
+  const core::Problem& p = head.attend;
+  const auto make = [&](std::vector<int64_t> shape, v1::Tensor* tensor) {
+    MakeTensor(p.dtype, std::move(shape), tensor);
+    return MutableElements<T>(tensor);
+  };
+  core::HeadTensors<T> t;
+  t.x = Elements<T>(request.x());
+  t.w_q = Elements<T>(request.w_q());
+  t.w_k = Elements<T>(request.w_k());
+  t.w_v = Elements<T>(request.w_v());
+  t.w_o = Elements<T>(request.w_o());
+  t.output = make(ToVector(request.x().shape()), response->mutable_output());
+  if (!head.return_intermediates) return t;
+  const auto per_head = [&](int64_t width, v1::Tensor* tensor) {
+    return make({p.batch, p.heads, p.queries, width}, tensor);
+  };
+  t.query = per_head(p.width, response->mutable_query());
+  t.key = per_head(p.width, response->mutable_key());
+  t.value = per_head(p.value_width, response->mutable_value());
+  t.logits = per_head(p.keys, response->mutable_logits());
+  t.weights = per_head(p.keys, response->mutable_weights());
+  t.context = per_head(p.value_width, response->mutable_context());
+  return t;
+}
+
+template core::AttendTensors<float> TensorsOf(const core::Problem&, const v1::AttendRequest&,
+                                              v1::AttendResponse*);
+template core::AttendTensors<double> TensorsOf(const core::Problem&, const v1::AttendRequest&,
+                                               v1::AttendResponse*);
+template core::HeadTensors<float> TensorsOf(const core::HeadProblem&, const v1::HeadRequest&,
+                                            v1::HeadResponse*);
+template core::HeadTensors<double> TensorsOf(const core::HeadProblem&, const v1::HeadRequest&,
+                                             v1::HeadResponse*);
+
+v1::Path PathOf(core::Path path) {
+  return path == core::Path::kExplicit ? v1::PATH_EXPLICIT : v1::PATH_CHUNKED;
+}
+
+}  // namespace attendant::server

@@ -1,0 +1,61 @@
+// Messages of the contract to and from what core works with.
+//
+// Names in errors are paths from the request's root: `name` below is the tensor's, such as "query".
+#ifndef ATTENDANT_SERVER_CODEC_H_
+#define ATTENDANT_SERVER_CODEC_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "attendant/v1/attention.pb.h"
+#include "core/head.h"
+#include "core/problem.h"
+#include "core/tensor_view.h"
+
+namespace attendant::server {
+
+// Returns INVALID_ARGUMENT naming `name`.dtype where the type is none of the contract's.
+absl::StatusOr<core::TensorSpec> SpecOf(absl::string_view name, const v1::Tensor& tensor);
+
+// Returns INVALID_ARGUMENT naming an option whose value is none of the contract's.
+absl::StatusOr<core::AttendOptions> OptionsOf(const v1::AttendOptions& options);
+
+// Returns INVALID_ARGUMENT naming `name`.data where its length is not what shape and dtype say.
+// REQUIRES: the shape was checked.
+absl::Status CheckBytes(absl::string_view name, const v1::Tensor& tensor);
+
+// A request's shapes and options as a checked problem, its byte counts checked as well. Returns
+// INVALID_ARGUMENT or UNIMPLEMENTED naming the field.
+absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request);
+absl::StatusOr<core::HeadProblem> ProblemOf(const v1::HeadRequest& request);
+
+// Sets dtype and shape, and makes the data that long.
+void MakeTensor(core::DType dtype, std::vector<int64_t> shape, v1::Tensor* tensor);
+
+// The elements. A std::string's data is aligned to 8 bytes or more, its own short buffer included.
+template <typename T>
+const T* Elements(const v1::Tensor& tensor) {
+  return reinterpret_cast<const T*>(tensor.data().data());
+}
+template <typename T>
+T* MutableElements(v1::Tensor* tensor) {
+  return reinterpret_cast<T*>(tensor->mutable_data()->data());
+}
+
+// The request's tensors and the response's, which are made here: valid as long as both messages.
+template <typename T>
+core::AttendTensors<T> TensorsOf(const core::Problem& problem, const v1::AttendRequest& request,
+                                 v1::AttendResponse* response);
+template <typename T>
+core::HeadTensors<T> TensorsOf(const core::HeadProblem& problem, const v1::HeadRequest& request,
+                               v1::HeadResponse* response);
+
+// PATH_EXPLICIT or PATH_CHUNKED.
+v1::Path PathOf(core::Path path);
+
+}  // namespace attendant::server
+
+#endif  // ATTENDANT_SERVER_CODEC_H_

@@ -1,0 +1,35 @@
+// The server's settings: flag > environment > file > default.
+#ifndef ATTENDANT_SERVER_CONFIG_H_
+#define ATTENDANT_SERVER_CONFIG_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+
+namespace attendant::server {
+
+struct Config {
+  std::string listen = "0.0.0.0:50051";
+  std::string metrics_listen = "0.0.0.0:9464";
+  int compute_threads = 0;  // 0: as many as CPUs are ours
+  int64_t max_message_bytes = int64_t{256} << 20;
+  absl::Duration drain_delay = absl::Seconds(5);
+  absl::Duration drain_timeout = absl::Seconds(20);
+  bool measure_peak = true;
+};
+
+// What a command line asks for: to serve, or to exit with a code after a message was printed.
+struct ParsedConfig {
+  Config config;
+  std::optional<int> exit_code;  // 0 after --help or --version, 2 after an error
+};
+
+// Reads the command line, ATTENDANT_... of the environment, and the file that --config names.
+// Prints help to standard output and errors to standard error.
+ParsedConfig ParseConfig(int argc, const char* const* argv);
+
+}  // namespace attendant::server
+
+#endif  // ATTENDANT_SERVER_CONFIG_H_

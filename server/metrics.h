@@ -1,0 +1,87 @@
+// What Prometheus sees. The only file pair that knows prometheus-cpp.
+//
+// Labels come from fixed lists, never from a shape, a peer or a caller's string, and every series
+// exists from the start, at zero.
+#ifndef ATTENDANT_SERVER_METRICS_H_
+#define ATTENDANT_SERVER_METRICS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/machine.h"
+#include "core/problem.h"
+
+namespace attendant::server {
+
+// The rpcs that are served.
+enum class Method { kAttend, kHead, kInfo };
+
+// Path as a label: kNone before one is known.
+enum class PathLabel { kExplicit, kChunked, kNone };
+
+constexpr PathLabel LabelOf(core::Path path) {
+  return path == core::Path::kExplicit ? PathLabel::kExplicit : PathLabel::kChunked;
+}
+
+// Where a call was when it was cancelled.
+enum class CancelStage { kQueue, kCompute };
+
+// Why a call was turned away.
+enum class ShedReason { kDraining, kMemory };
+
+// What a completed job took.
+struct ComputeRecord {
+  core::Path path = core::Path::kChunked;
+  int64_t tokens = 0;  // max(Tq, Tk)
+  double queue_seconds = 0;
+  double compute_seconds = 0;
+  int64_t flops = 0;
+  int64_t peak_workspace_bytes = 0;
+  int64_t explicit_bytes = 0;  // of workspace, had the call been explicit
+};
+
+// Thread-safe.
+class Metrics {
+ public:
+  struct BuildInfo {
+    std::string version;
+    std::string kernel;
+    std::string simd;
+  };
+
+  explicit Metrics(const BuildInfo& build_info);
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  // Serves /metrics over HTTP on "host:port" until destruction; port 0 picks a free one. Returns
+  // the port, or UNAVAILABLE naming the address where it cannot be listened on.
+  absl::StatusOr<int> Listen(const std::string& address);
+
+  void RequestStarted();
+  // Once for each started request.
+  void RequestEnded(Method method, PathLabel path, absl::StatusCode code, double seconds);
+
+  // In pairs, around a job.
+  void JobStarted(int64_t flops);
+  void JobEnded(int64_t flops);
+  void JobCompleted(const ComputeRecord& record);
+  void JobCancelled(CancelStage stage);
+
+  void Shed(ShedReason reason);
+  void SetMachinePeak(const core::PeakFlops& peak);
+
+  // The page as text, as a scrape would get it.
+  std::string Text() const;
+
+ private:
+  class Series;
+  std::unique_ptr<Series> series_;
+};
+
+}  // namespace attendant::server
+
+#endif  // ATTENDANT_SERVER_METRICS_H_

@@ -1,0 +1,114 @@
+// The client library against a real server on loopback.
+#include "client/cpp/client.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/server/testing.h"
+
+namespace attendant {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class ClientTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto server = server::Server::Start(server::LoopbackConfig());
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    auto client = Client::Connect(server_->address());
+    ASSERT_TRUE(client.ok()) << client.status();
+    client_ = *std::move(client);
+  }
+
+  std::unique_ptr<server::Server> server_;
+  std::unique_ptr<Client> client_;
+};
+
+TEST_F(ClientTest, AttendTakesSpansAndReturnsTensors) {
+  const std::vector<float> query = {0};
+  const std::vector<float> key = {5, 6};
+  const std::vector<float> value = {1, 3};
+  v1::AttendOptions options;
+  options.set_return_weights(true);
+  options.set_return_logsumexp(true);
+  const auto result =
+      client_->Attend({query, {1, 1, 1, 1}}, {key, {1, 1, 2, 1}}, {value, {1, 1, 2, 1}}, options);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_THAT(result->output.shape, ElementsAre(1, 1, 1, 1));
+  EXPECT_THAT(result->output.values<float>(), ElementsAre(2));
+  EXPECT_TRUE(result->output.values<double>().empty());
+  ASSERT_TRUE(result->weights.has_value());
+  EXPECT_THAT(result->weights->values<float>(), ElementsAre(0.5f, 0.5f));
+  ASSERT_TRUE(result->logsumexp.has_value());
+  EXPECT_FALSE(result->key_sums.has_value());
+  EXPECT_EQ(result->stats.path(), v1::PATH_CHUNKED);
+}
+
+TEST_F(ClientTest, HeadReturnsIntermediatesOnRequest) {
+  const std::vector<double> x = {1, 2};
+  const std::vector<double> two = {2};
+  HeadInputs inputs{{x, {2, 1}}, {two, {1, 1}}, {two, {1, 1}}, {two, {1, 1}}, {two, {1, 1}}};
+  auto plain = client_->Head(inputs);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->output.values<double>().size(), 2u);
+  EXPECT_TRUE(plain->logits.bytes.empty());
+  inputs.return_intermediates = true;
+  auto full = client_->Head(inputs);
+  ASSERT_TRUE(full.ok()) << full.status();
+  EXPECT_THAT(full->logits.values<double>(), ElementsAre(4, 8, 8, 16));
+  EXPECT_THAT(full->query.values<double>(), ElementsAre(2, 4));
+}
+
+TEST_F(ClientTest, AServersErrorKeepsItsCodeAndField) {
+  const std::vector<float> one = {1};
+  const auto result = client_->Attend({one, {1, 1, 1, 1}}, {one, {1, 1, 1}}, {one, {1, 1, 1, 1}});
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("key.shape"));
+}
+
+TEST_F(ClientTest, AMessageOf12MiBPasses) {
+  const std::vector<int64_t> shape = {1, 8, 2048, 64};
+  const std::vector<float> ones(8 * 2048 * 64, 1);
+  const auto result = client_->Attend({ones, shape}, {ones, shape}, {ones, shape});
+  ASSERT_TRUE(result.ok()) << result.status();
+  ASSERT_EQ(result->output.values<float>().size(), ones.size());
+  for (const float value : result->output.values<float>()) ASSERT_NEAR(value, 1, 1e-5);
+}
+
+TEST_F(ClientTest, InfoAndHealth) {
+  const auto info = client_->Info();
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ(info->compute_threads(), 2);
+  EXPECT_TRUE(client_->CheckHealth().ok());
+  EXPECT_TRUE(client_->CheckHealth("attendant.v1.Attention").ok());
+  EXPECT_EQ(client_->CheckHealth("nobody").code(), absl::StatusCode::kNotFound);
+  server_->StopBeingReady();
+  EXPECT_EQ(client_->CheckHealth().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(ClientTest, ACallEndsWithItsTimeout) {
+  auto impatient = Client::Connect(server_->address(), {.call_timeout = absl::Milliseconds(100)});
+  ASSERT_TRUE(impatient.ok());
+  const v1::AttendRequest request = server::LongRequest();
+  const auto ref = [](const v1::Tensor& tensor) {
+    return TensorRef(tensor.dtype(), {tensor.shape().begin(), tensor.shape().end()}, tensor.data());
+  };
+  const auto result =
+      (*impatient)->Attend(ref(request.query()), ref(request.key()), ref(request.value()));
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST(ClientConnectTest, NoServerIsUnavailableAndNamed) {
+  // Port 1 is reserved, and nobody serves gRPC there.
+  const auto client = Client::Connect("127.0.0.1:1", {.connect_timeout = absl::Milliseconds(200)});
+  EXPECT_EQ(client.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(client.status().message()), HasSubstr("127.0.0.1:1"));
+}
+
+}  // namespace
+}  // namespace attendant

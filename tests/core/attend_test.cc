@@ -1,0 +1,688 @@
+#include "core/attend.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "core/cost.h"
+#include "core/scheduler.h"
+#include "core/workspace.h"
+#include "tests/core/oracle.h"
+#include "tests/core/testing.h"
+
+namespace attendant::core {
+namespace {
+
+using ::testing::Each;
+using ::testing::IsEmpty;
+
+constexpr Causal kBothCausal[] = {Causal::kNone, Causal::kTopLeft};
+constexpr Layout kBothLayouts[] = {Layout::kBhtd, Layout::kBthd};
+
+AttendOptions Options(Causal causal, Layout layout = Layout::kBhtd) {
+  AttendOptions options;
+  options.causal = causal;
+  options.layout = layout;
+  return options;
+}
+
+AttendOptions ReturningAll(Causal causal = Causal::kNone, Layout layout = Layout::kBhtd) {
+  AttendOptions options = Options(causal, layout);
+  options.return_weights = options.return_logsumexp = options.return_key_sums = true;
+  return options;
+}
+
+Problem On(Path path, Problem problem) {
+  problem.path = path;
+  return problem;
+}
+
+// What is returned is the oracle's.
+template <typename T>
+void ExpectNear(const Problem& p, const Results<T>& actual, const OracleResult& oracle,
+                const Tolerance& tolerance) {
+  EXPECT_TRUE(Near(actual.output, oracle.output, tolerance.output)) << "output";
+  if (p.return_weights) {
+    EXPECT_TRUE(Near(actual.weights, oracle.weights, tolerance.tiny, tolerance.weight))
+        << "weights";
+    EXPECT_TRUE(HiddenWeightsAreZero(p, actual.weights));
+  }
+  if (p.return_logsumexp) {
+    EXPECT_TRUE(Near(actual.logsumexp, oracle.logsumexp, tolerance.logsumexp)) << "logsumexp";
+  }
+  if (p.return_key_sums) {
+    EXPECT_TRUE(Near(actual.key_sums, oracle.key_sums, tolerance.tiny, tolerance.key_sum))
+        << "key_sums";
+  }
+}
+
+// Both paths compute what the oracle does, and what the other does.
+template <typename T>
+void ExpectOracle(const Problem& p, const Inputs<T>& inputs, Scheduler& scheduler) {
+  SCOPED_TRACE(Describe(p));
+  const OracleResult oracle = OracleOf(p, inputs);
+  const Tolerance tolerance = ToleranceOf<T>(p, MagnitudesOf(p, inputs));
+  const Results<T> explicit_path = Compute(On(Path::kExplicit, p), inputs, scheduler);
+  const Results<T> chunked = Compute(On(Path::kChunked, p), inputs, scheduler);
+  {
+    SCOPED_TRACE("explicit path");
+    ExpectNear(p, explicit_path, oracle, tolerance);
+  }
+  {
+    SCOPED_TRACE("chunked path");
+    ExpectNear(p, chunked, oracle, tolerance);
+  }
+  SCOPED_TRACE("chunked path against the explicit one");
+  ExpectNear(p, chunked,
+             {ToDouble(explicit_path.output), ToDouble(explicit_path.weights),
+              ToDouble(explicit_path.logsumexp), ToDouble(explicit_path.key_sums)},
+             tolerance);
+}
+
+template <typename T>
+void ExpectSameBits(const Results<T>& a, const Results<T>& b) {
+  EXPECT_TRUE(SameBits(a.output, b.output)) << "output";
+  EXPECT_TRUE(SameBits(a.weights, b.weights)) << "weights";
+  EXPECT_TRUE(SameBits(a.logsumexp, b.logsumexp)) << "logsumexp";
+  EXPECT_TRUE(SameBits(a.key_sums, b.key_sums)) << "key_sums";
+}
+
+template <typename T>
+class AttendTest : public ::testing::Test {
+ protected:
+  void ExpectOracleOnRandom(const Sizes& sizes, const AttendOptions& options) {
+    const Problem problem = ProblemOf<T>(sizes, options);
+    ExpectOracle(problem, RandomInputs<T>(problem, 1), scheduler_);
+  }
+
+  Scheduler scheduler_{2};
+};
+
+using FloatingTypes = ::testing::Types<float, double>;
+TYPED_TEST_SUITE(AttendTest, FloatingTypes);
+
+// Blocks are 64 queries on the explicit path, 128 on the chunked one; 256 keys on the chunked one,
+// 512 where the explicit one sums them.
+TYPED_TEST(AttendTest, MatchesTheOracleAtEveryLength) {
+  const std::pair<int64_t, int64_t> lengths[] = {
+      {0, 0},     {0, 5},     {5, 0},     {1, 1},     {1, 257},   {257, 1},   {63, 255},
+      {64, 256},  {65, 257},  {127, 511}, {128, 512}, {129, 513}, {193, 127}, {256, 128},
+      {255, 63},  {511, 64},  {512, 65},  {513, 129}, {385, 385}, {1, 1025},  {3, 1537},
+      {257, 769}, {129, 129}, {300, 40},  {40, 300},
+  };
+  for (const auto& [queries, keys] : lengths) {
+    for (const Causal causal : kBothCausal) {
+      this->ExpectOracleOnRandom({.queries = queries, .keys = keys, .width = 5, .value_width = 6},
+                                 ReturningAll(causal));
+    }
+  }
+}
+
+TYPED_TEST(AttendTest, MatchesTheOracleAtEveryWidth) {
+  const std::pair<int64_t, int64_t> widths[] = {
+      {1, 1},   {3, 8},   {8, 3},    {64, 64},  {80, 96},   {96, 80}, {128, 160}, {160, 128},
+      {256, 1}, {1, 256}, {512, 64}, {64, 512}, {512, 512}, {0, 3},   {3, 0},     {0, 0},
+  };
+  for (const auto& [width, value_width] : widths) {
+    for (const Causal causal : kBothCausal) {
+      this->ExpectOracleOnRandom(
+          {.queries = 66, .keys = 70, .width = width, .value_width = value_width},
+          ReturningAll(causal));
+    }
+  }
+  this->ExpectOracleOnRandom({.queries = 130, .keys = 260, .width = 80, .value_width = 96},
+                             ReturningAll());
+}
+
+TYPED_TEST(AttendTest, GroupsOfQueryHeadsShareAKeyHeadInBothLayouts) {
+  const std::pair<int64_t, int64_t> heads[] = {{4, 4}, {4, 2}, {4, 1}, {3, 1}};
+  for (const auto& [query_heads, kv_heads] : heads) {
+    for (const Layout layout : kBothLayouts) {
+      for (const Causal causal : kBothCausal) {
+        this->ExpectOracleOnRandom({.batch = 2,
+                                    .heads = query_heads,
+                                    .kv_heads = kv_heads,
+                                    .queries = 67,
+                                    .keys = 70,
+                                    .width = 4,
+                                    .value_width = 7},
+                                   ReturningAll(causal, layout));
+      }
+    }
+  }
+}
+
+TYPED_TEST(AttendTest, TakesAnyFiniteScale) {
+  for (const std::optional<double> scale : {std::optional<double>(), {0.0}, {-0.7}, {2.5}}) {
+    AttendOptions options = ReturningAll(Causal::kTopLeft);
+    options.scale = scale;
+    this->ExpectOracleOnRandom({.queries = 70, .keys = 70, .width = 6, .value_width = 6}, options);
+  }
+}
+
+TYPED_TEST(AttendTest, ScaleIsOneOverTheRootOfTheWidthByDefault) {
+  const Sizes sizes{.queries = 9, .keys = 9, .width = 16, .value_width = 3};
+  AttendOptions quarter = ReturningAll();
+  quarter.scale = 0.25;
+  const Problem problem = ProblemOf<TypeParam>(sizes, ReturningAll());
+  const auto inputs = RandomInputs<TypeParam>(problem, 2);
+  ExpectSameBits(Compute(problem, inputs, this->scheduler_),
+                 Compute(ProblemOf<TypeParam>(sizes, quarter), inputs, this->scheduler_));
+}
+
+TYPED_TEST(AttendTest, ScaleOfZeroAndWidthOfZeroMakeUniformWeights) {
+  AttendOptions options = ReturningAll();
+  options.scale = 0;
+  for (const int64_t width : {0, 3}) {
+    const auto problem =
+        ProblemOf<TypeParam>({.queries = 5, .keys = 8, .width = width, .value_width = 2}, options);
+    for (const Path path : kBothPaths) {
+      const auto results =
+          Compute(On(path, problem), RandomInputs<TypeParam>(problem, 3), this->scheduler_);
+      EXPECT_THAT(results.weights, Each(TypeParam{0.125}));
+    }
+  }
+}
+
+TYPED_TEST(AttendTest, ReturnsWhatIsAskedForAndNothingElse) {
+  for (int asked = 0; asked < 8; ++asked) {
+    AttendOptions options = Options(Causal::kTopLeft);
+    options.return_weights = (asked & 1) != 0;
+    options.return_logsumexp = (asked & 2) != 0;
+    options.return_key_sums = (asked & 4) != 0;
+    this->ExpectOracleOnRandom(
+        {.heads = 2, .queries = 140, .keys = 270, .width = 4, .value_width = 4}, options);
+  }
+}
+
+TYPED_TEST(AttendTest, OutputDoesNotDependOnWhatElseIsReturned) {
+  const Sizes sizes{.heads = 2, .queries = 140, .keys = 270, .width = 4, .value_width = 4};
+  const Problem all = ProblemOf<TypeParam>(sizes, ReturningAll());
+  const auto inputs = RandomInputs<TypeParam>(all, 4);
+  for (const Path path : kBothPaths) {
+    const auto alone = Compute(On(path, ProblemOf<TypeParam>(sizes, {})), inputs, this->scheduler_);
+    EXPECT_TRUE(SameBits(alone.output, Compute(On(path, all), inputs, this->scheduler_).output));
+  }
+}
+
+// Of weights whose scores are exact, relative: the part of the tolerance that the scores do not
+// add.
+template <typename T>
+double SumRoundings(int64_t keys) {
+  return SumError(keys, UnitRoundoff<T>()) + 16 * UnitRoundoff<T>();
+}
+
+TYPED_TEST(AttendTest, EachRowOfWeightsSumsToOne) {
+  const Problem problem =
+      ProblemOf<TypeParam>({.heads = 2, .queries = 130, .keys = 600, .width = 8, .value_width = 1},
+                           ReturningAll(Causal::kTopLeft));
+  const double tolerance = SumRoundings<TypeParam>(problem.keys);
+  for (const Path path : kBothPaths) {
+    const auto results =
+        Compute(On(path, problem), RandomInputs<TypeParam>(problem, 5), this->scheduler_);
+    for (auto row = results.weights.begin(); row != results.weights.end(); row += problem.keys) {
+      double sum = 0;
+      for (auto weight = row; weight != row + problem.keys; ++weight) sum += *weight;
+      ASSERT_NEAR(sum, 1, tolerance) << NameOf(path);
+    }
+  }
+}
+
+TYPED_TEST(AttendTest, WithoutKeysOutputIsZeroAndLogSumExpMinusInfinity) {
+  const auto problem = ProblemOf<TypeParam>(
+      {.heads = 2, .queries = 130, .keys = 0, .width = 4, .value_width = 3}, ReturningAll());
+  for (const Path path : kBothPaths) {
+    const auto results =
+        Compute(On(path, problem), RandomInputs<TypeParam>(problem, 6), this->scheduler_);
+    EXPECT_THAT(results.output, Each(TypeParam{0}));
+    EXPECT_THAT(results.logsumexp, Each(-std::numeric_limits<TypeParam>::infinity()));
+    EXPECT_THAT(results.weights, IsEmpty());
+    EXPECT_THAT(results.key_sums, IsEmpty());
+  }
+}
+
+TYPED_TEST(AttendTest, AnySizeMayBeZero) {
+  const Sizes usual{
+      .batch = 2, .heads = 2, .kv_heads = 2, .queries = 3, .keys = 4, .width = 5, .value_width = 6};
+  for (int64_t Sizes::*size : {&Sizes::batch, &Sizes::heads, &Sizes::queries, &Sizes::keys,
+                               &Sizes::width, &Sizes::value_width}) {
+    for (const Layout layout : kBothLayouts) {
+      for (const Causal causal : kBothCausal) {
+        Sizes sizes = usual;
+        sizes.*size = 0;
+        this->ExpectOracleOnRandom(sizes, ReturningAll(causal, layout));
+      }
+    }
+  }
+  Sizes no_heads = usual;
+  no_heads.heads = no_heads.kv_heads = 0;
+  this->ExpectOracleOnRandom(no_heads, ReturningAll());
+}
+
+// Raw scores q.k of -1e4 and 1e4, and their like, by the thousand: e^1e4 is far out of range.
+TYPED_TEST(AttendTest, ExtremeScoresStayFiniteAndRight) {
+  for (const double scale : {1.0, -1.0, 0.5}) {
+    for (const Causal causal : kBothCausal) {
+      AttendOptions options = ReturningAll(causal);
+      options.scale = scale;
+      const Problem problem = ProblemOf<TypeParam>(
+          {.queries = 140, .keys = 520, .width = 4, .value_width = 3}, options);
+      Inputs<TypeParam> inputs = RandomInputs<TypeParam>(problem, 7);
+      std::mt19937 rng(8);
+      for (auto* tensor : {&inputs.query, &inputs.key}) {
+        for (TypeParam& x : *tensor) x = static_cast<TypeParam>(rng() % 2 == 0 ? 50 : -50);
+      }
+      ExpectOracle(problem, inputs, this->scheduler_);
+      for (const Path path : kBothPaths) {
+        const auto results = Compute(On(path, problem), inputs, this->scheduler_);
+        for (const auto* tensor :
+             {&results.output, &results.weights, &results.logsumexp, &results.key_sums}) {
+          for (const TypeParam x : *tensor) ASSERT_TRUE(std::isfinite(x)) << NameOf(path);
+        }
+      }
+    }
+  }
+}
+
+// A sentinel such as -1e4 is a number like any other: a row of nothing else is uniform.
+// One key has all the weight, however large its score is.
+TYPED_TEST(AttendTest, OneKeyGivesItsValueAtAnySizeOfScore) {
+  AttendOptions options = ReturningAll();
+  options.scale = 1;
+  const Problem problem = ProblemOf<TypeParam>({}, options);
+  const double largest = static_cast<double>(std::numeric_limits<TypeParam>::max());
+  for (const double size : {1e4, 5e9, 3e10, 9e15, 3e19, largest}) {
+    for (const double score : {size, -size}) {
+      const Inputs<TypeParam> inputs{{static_cast<TypeParam>(score)}, {1}, {5}};
+      for (const Path path : kBothPaths) {
+        const auto results = Compute(On(path, problem), inputs, this->scheduler_);
+        EXPECT_EQ(results.output[0], 5) << NameOf(path) << " " << score;
+        EXPECT_EQ(results.weights[0], 1) << NameOf(path) << " " << score;
+        EXPECT_NEAR(results.logsumexp[0] / static_cast<TypeParam>(score), 1, 1e-6) << NameOf(path);
+      }
+    }
+  }
+}
+
+// Keys whose score is minus infinity weigh nothing, also where they fill the first blocks.
+TYPED_TEST(AttendTest, ScoresOfMinusInfinityWeighNothing) {
+  constexpr int64_t kKeys = 600;
+  AttendOptions options = ReturningAll();
+  options.scale = 1;
+  const Problem problem = ProblemOf<TypeParam>({.keys = kKeys}, options);
+  Inputs<TypeParam> inputs{
+      {1},
+      std::vector<TypeParam>(kKeys, -std::numeric_limits<TypeParam>::infinity()),
+      std::vector<TypeParam>(kKeys, 7)};
+  for (const Path path : kBothPaths) {
+    const auto nothing = Compute(On(path, problem), inputs, this->scheduler_);
+    EXPECT_EQ(nothing.output[0], 0) << NameOf(path);
+    EXPECT_EQ(nothing.logsumexp[0], -std::numeric_limits<TypeParam>::infinity()) << NameOf(path);
+    EXPECT_EQ(nothing.weights[0], 0) << NameOf(path);
+    Inputs<TypeParam> one = inputs;
+    one.key.back() = 1;
+    one.value.back() = 5;
+    const auto last = Compute(On(path, problem), one, this->scheduler_);
+    EXPECT_EQ(last.output[0], 5) << NameOf(path);
+    EXPECT_NEAR(last.logsumexp[0], 1, 1e-6) << NameOf(path);
+    EXPECT_EQ(last.weights.back(), 1) << NameOf(path);
+  }
+}
+
+// Sizes without an element to return cost nothing, however large they are.
+TYPED_TEST(AttendTest, NothingToReturnIsNothingToDo) {
+  constexpr int64_t kMany = (int64_t{1} << 31) - 1;
+  for (const Path path : kBothPaths) {
+    const Problem problem =
+        On(path, ProblemOf<TypeParam>({.queries = kMany,
+                                       .keys = path == Path::kExplicit ? 0 : kMany,
+                                       .width = 0,
+                                       .value_width = 0},
+                                      {}));
+    Workspace workspace;
+    const auto stages = AttendStages<TypeParam>(problem, {}, {&workspace, 2});
+    ASSERT_TRUE(stages.ok()) << stages.status();
+    EXPECT_TRUE(stages->empty()) << NameOf(path);
+  }
+}
+
+TYPED_TEST(AttendTest, RowsOfMinusTenThousandAreUniform) {
+  AttendOptions options = ReturningAll();
+  options.scale = 1;
+  const Problem problem =
+      ProblemOf<TypeParam>({.queries = 3, .keys = 512, .width = 1, .value_width = 2}, options);
+  Inputs<TypeParam> inputs = RandomInputs<TypeParam>(problem, 9);
+  inputs.query.assign(inputs.query.size(), TypeParam{-100});
+  inputs.key.assign(inputs.key.size(), TypeParam{100});
+  for (const Path path : kBothPaths) {
+    const auto results = Compute(On(path, problem), inputs, this->scheduler_);
+    const std::vector<double> uniform(results.weights.size(), 1.0 / 512);
+    EXPECT_TRUE(Near(results.weights, uniform, 0, SumRoundings<TypeParam>(problem.keys)));
+  }
+}
+
+// The running maximum rises with every block, by little and by much, or is found in the first one.
+TYPED_TEST(AttendTest, MatchesTheOracleWhereTheMaximumMovesFromBlockToBlock) {
+  for (const double slope : {0.01, -0.01, 0.25, -0.25}) {
+    AttendOptions options = ReturningAll();
+    options.scale = slope;
+    const Problem problem =
+        ProblemOf<TypeParam>({.queries = 2, .keys = 1030, .width = 1, .value_width = 3}, options);
+    Inputs<TypeParam> inputs = RandomInputs<TypeParam>(problem, 10);
+    inputs.query.assign(inputs.query.size(), TypeParam{1});
+    for (size_t j = 0; j < inputs.key.size(); ++j) inputs.key[j] = static_cast<TypeParam>(j);
+    ExpectOracle(problem, inputs, this->scheduler_);
+  }
+}
+
+// Quiet and signalling, of both signs, with and without a payload.
+template <typename T>
+std::vector<T> NaNs() {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return {std::bit_cast<float>(0x7fc00000u), std::bit_cast<float>(0x7fc00001u),
+            std::bit_cast<float>(0xffc00000u), std::bit_cast<float>(0x7f800001u),
+            std::bit_cast<float>(0x7fffffffu), std::bit_cast<float>(0xffffffffu)};
+  } else {
+    return {std::bit_cast<double>(0x7ff8000000000000u), std::bit_cast<double>(0x7ff8000000000001u),
+            std::bit_cast<double>(0xfff8000000000000u), std::bit_cast<double>(0x7ff0000000000001u),
+            std::bit_cast<double>(0x7fffffffffffffffu), std::bit_cast<double>(0xffffffffffffffffu)};
+  }
+}
+
+template <typename T>
+std::vector<T> Poisons() {
+  constexpr T kInfinity = std::numeric_limits<T>::infinity();
+  return {NaNs<T>()[1], kInfinity, -kInfinity};
+}
+
+// Row `row` of a (rows, width) tensor becomes `poison`.
+template <typename T>
+void FillRow(std::vector<T>& tensor, int64_t row, int64_t width, T poison) {
+  std::fill_n(tensor.begin() + row * width, width, poison);
+}
+
+TYPED_TEST(AttendTest, KeysHiddenFromEveryQueryNeverShow) {
+  const Problem problem =
+      ProblemOf<TypeParam>({.heads = 2, .queries = 130, .keys = 300, .width = 8, .value_width = 5},
+                           ReturningAll(Causal::kTopLeft));
+  const auto clean = RandomInputs<TypeParam>(problem, 11);
+  for (const Path path : kBothPaths) {
+    SCOPED_TRACE(NameOf(path));
+    const auto expected = Compute(On(path, problem), clean, this->scheduler_);
+    for (const TypeParam poison : Poisons<TypeParam>()) {
+      auto poisoned = clean;
+      for (int64_t j = problem.queries; j < problem.keys; ++j) {
+        FillRow(poisoned.key, j, problem.width, poison);
+        FillRow(poisoned.value, j, problem.value_width, poison);
+      }
+      ExpectSameBits(Compute(On(path, problem), poisoned, this->scheduler_), expected);
+    }
+  }
+}
+
+// The first `count` rows of every head.
+template <typename T>
+std::vector<T> FirstRows(const std::vector<T>& tensor, int64_t rows, int64_t width, int64_t count) {
+  std::vector<T> first;
+  for (auto head = tensor.begin(); head != tensor.end(); head += rows * width) {
+    first.insert(first.end(), head, head + count * width);
+  }
+  return first;
+}
+
+// Poisons one token of `tensor` (key or value), and looks at the rows before it.
+template <typename T>
+void ExpectRowsBeforePoisonToKeepTheirBits(std::vector<T> Inputs<T>::*tensor,
+                                           Scheduler& scheduler) {
+  constexpr int64_t kTokens = 300;
+  constexpr int64_t kWidth = 8;
+  const Problem problem = ProblemOf<T>(
+      {.heads = 2, .queries = kTokens, .keys = kTokens, .width = kWidth, .value_width = kWidth},
+      ReturningAll(Causal::kTopLeft));
+  const auto clean = RandomInputs<T>(problem, 12);
+  for (const Path path : kBothPaths) {
+    const auto expected = Compute(On(path, problem), clean, scheduler);
+    for (const int64_t token : {1, 63, 100, 256, 299}) {
+      for (const T poison : Poisons<T>()) {
+        SCOPED_TRACE(::testing::Message() << NameOf(path) << ", " << poison << " at " << token);
+        auto poisoned = clean;
+        FillRow(poisoned.*tensor, token, kWidth, poison);
+        const auto actual = Compute(On(path, problem), poisoned, scheduler);
+        const auto before = [&](const std::vector<T>& rows, int64_t width) {
+          return FirstRows(rows, kTokens, width, token);
+        };
+        EXPECT_TRUE(SameBits(before(actual.output, kWidth), before(expected.output, kWidth)));
+        EXPECT_TRUE(SameBits(before(actual.weights, kTokens), before(expected.weights, kTokens)));
+        EXPECT_TRUE(SameBits(before(actual.logsumexp, 1), before(expected.logsumexp, 1)));
+      }
+    }
+  }
+}
+
+TYPED_TEST(AttendTest, RowsThatDoNotSeeAPoisonedKeyKeepTheirBits) {
+  ExpectRowsBeforePoisonToKeepTheirBits(&Inputs<TypeParam>::key, this->scheduler_);
+}
+
+TYPED_TEST(AttendTest, RowsThatDoNotSeeAPoisonedValueKeepTheirBits) {
+  ExpectRowsBeforePoisonToKeepTheirBits(&Inputs<TypeParam>::value, this->scheduler_);
+}
+
+// Puts one NaN into `tensor` at (head 0, token, column 2): `nan_outputs` elements of the output are
+// to be NaN, and all else what the oracle says.
+template <typename T>
+void ExpectNaNOutputs(const Problem& problem, std::vector<T> Inputs<T>::*tensor, int64_t width,
+                      int64_t token, int64_t nan_outputs, Scheduler& scheduler) {
+  for (const T nan : NaNs<T>()) {
+    auto inputs = RandomInputs<T>(problem, 13);
+    (inputs.*tensor)[static_cast<size_t>(token * width + 2)] = nan;
+    ExpectOracle(problem, inputs, scheduler);
+    for (const Path path : kBothPaths) {
+      const auto output = Compute(On(path, problem), inputs, scheduler).output;
+      const auto is_nan = [](T x) { return std::isnan(x); };
+      EXPECT_EQ(std::count_if(output.begin(), output.end(), is_nan), nan_outputs)
+          << NameOf(path) << ", token " << token;
+    }
+  }
+}
+
+constexpr Sizes kNaNSizes{.heads = 2, .queries = 140, .keys = 270, .width = 4, .value_width = 5};
+
+TYPED_TEST(AttendTest, NaNInAQueryMakesItsRowNaNAndNoOther) {
+  for (const Causal causal : kBothCausal) {
+    const auto problem = ProblemOf<TypeParam>(kNaNSizes, ReturningAll(causal));
+    for (const int64_t token : {0, 139}) {
+      ExpectNaNOutputs(problem, &Inputs<TypeParam>::query, problem.width, token,
+                       problem.value_width, this->scheduler_);
+    }
+  }
+}
+
+TYPED_TEST(AttendTest, NaNInAKeyMakesTheRowsThatSeeItNaNAndNoOther) {
+  for (const int64_t token : {0, 70, 139, 269}) {
+    const auto causal = ProblemOf<TypeParam>(kNaNSizes, ReturningAll(Causal::kTopLeft));
+    const int64_t rows = causal.heads * std::max<int64_t>(causal.queries - token, 0);
+    ExpectNaNOutputs(causal, &Inputs<TypeParam>::key, causal.width, token,
+                     rows * causal.value_width, this->scheduler_);
+  }
+  const auto all_see = ProblemOf<TypeParam>(kNaNSizes, ReturningAll());
+  ExpectNaNOutputs(all_see, &Inputs<TypeParam>::key, all_see.width, 269,
+                   all_see.heads * all_see.queries * all_see.value_width, this->scheduler_);
+}
+
+TYPED_TEST(AttendTest, NaNInAValueMakesTheOutputElementsThatSeeItNaNAndNoOther) {
+  for (const int64_t token : {0, 70, 139, 269}) {
+    const auto causal = ProblemOf<TypeParam>(kNaNSizes, ReturningAll(Causal::kTopLeft));
+    const int64_t rows = causal.heads * std::max<int64_t>(causal.queries - token, 0);
+    ExpectNaNOutputs(causal, &Inputs<TypeParam>::value, causal.value_width, token, rows,
+                     this->scheduler_);
+  }
+  const auto all_see = ProblemOf<TypeParam>(kNaNSizes, ReturningAll());
+  ExpectNaNOutputs(all_see, &Inputs<TypeParam>::value, all_see.value_width, 269,
+                   all_see.heads * all_see.queries, this->scheduler_);
+}
+
+// A weight of 0 by underflow is live all the same: 0 times NaN is NaN.
+TYPED_TEST(AttendTest, NaNInAValueShowsThroughAWeightThatUnderflows) {
+  AttendOptions options = ReturningAll();
+  options.scale = 1;
+  const auto problem =
+      ProblemOf<TypeParam>({.queries = 1, .keys = 300, .width = 1, .value_width = 2}, options);
+  auto inputs = RandomInputs<TypeParam>(problem, 14);
+  inputs.query = {1};
+  inputs.key.assign(inputs.key.size(), TypeParam{0});
+  for (const size_t token : {3, 299}) {
+    auto poisoned = inputs;
+    poisoned.key[token] = -10000;
+    poisoned.value[token * 2] = std::numeric_limits<TypeParam>::quiet_NaN();
+    for (const Path path : kBothPaths) {
+      const auto results = Compute(On(path, problem), poisoned, this->scheduler_);
+      EXPECT_EQ(results.weights[token], 0);
+      EXPECT_TRUE(std::isnan(results.output[0])) << NameOf(path) << ", token " << token;
+      EXPECT_FALSE(std::isnan(results.output[1])) << NameOf(path) << ", token " << token;
+    }
+  }
+}
+
+TYPED_TEST(AttendTest, BitsAreTheSameForAnyNumberOfThreadsAndFromRunToRun) {
+  for (const Causal causal : kBothCausal) {
+    const auto problem = ProblemOf<TypeParam>(
+        {.batch = 2, .heads = 2, .queries = 300, .keys = 520, .width = 16, .value_width = 12},
+        ReturningAll(causal));
+    const auto inputs = RandomInputs<TypeParam>(problem, 15);
+    for (const Path path : kBothPaths) {
+      Scheduler one(1);
+      const auto expected = Compute(On(path, problem), inputs, one);
+      for (const int threads : {1, 2, 8}) {
+        SCOPED_TRACE(::testing::Message() << NameOf(path) << " on " << threads << " threads");
+        Scheduler scheduler(threads);
+        ExpectSameBits(Compute(On(path, problem), inputs, scheduler), expected);
+        ExpectSameBits(Compute(On(path, problem), inputs, scheduler), expected);
+      }
+    }
+  }
+}
+
+TYPED_TEST(AttendTest, WorkspaceIsWhatTheCostSays) {
+  for (const bool weights : {false, true}) {
+    for (const bool key_sums : {false, true}) {
+      AttendOptions options;
+      options.return_weights = weights;
+      options.return_key_sums = key_sums;
+      const auto problem = ProblemOf<TypeParam>(
+          {.batch = 2, .heads = 3, .queries = 140, .keys = 270, .width = 4, .value_width = 4},
+          options);
+      const auto inputs = RandomInputs<TypeParam>(problem, 16);
+      for (const int threads : {1, 2, 8}) {
+        SCOPED_TRACE(::testing::Message() << Describe(problem) << ", threads " << threads);
+        Scheduler scheduler(threads);
+        const auto peak = [&](Path path) {
+          return Compute(On(path, problem), inputs, scheduler).peak_workspace_bytes;
+        };
+        const auto cost = [&](Path path) {
+          return CostOf(On(path, problem), threads).workspace_bytes;
+        };
+        EXPECT_EQ(peak(Path::kExplicit), cost(Path::kExplicit));
+        EXPECT_LE(peak(Path::kChunked), cost(Path::kChunked));
+        EXPECT_GT(peak(Path::kChunked), 0);
+      }
+    }
+  }
+}
+
+TYPED_TEST(AttendTest, WorkspaceGrowsWithTheSquareOfTheLengthOnTheExplicitPathAlone) {
+  Scheduler scheduler(1);
+  const auto peak = [&](Path path, int64_t tokens) {
+    const auto problem =
+        ProblemOf<TypeParam>({.queries = tokens, .keys = tokens, .width = 4, .value_width = 4}, {});
+    return Compute(On(path, problem), RandomInputs<TypeParam>(problem, 17), scheduler)
+        .peak_workspace_bytes;
+  };
+  EXPECT_EQ(peak(Path::kExplicit, 512), 4 * peak(Path::kExplicit, 256));
+  EXPECT_EQ(peak(Path::kChunked, 512), peak(Path::kChunked, 256));
+}
+
+TYPED_TEST(AttendTest, WorkspaceThatDoesNotSufficeIsAnErrorAndIsGivenBack) {
+  const auto problem =
+      ProblemOf<TypeParam>({.queries = 70, .keys = 70, .width = 4, .value_width = 4}, {});
+  for (const Path path : kBothPaths) {
+    Memory<TypeParam> memory(On(path, problem), RandomInputs<TypeParam>(problem, 18));
+    Workspace workspace;
+    workspace.SetLimit(CostOf(On(path, problem), 1).workspace_bytes - 1);
+    Scheduler scheduler(1);
+    auto stages = AttendStages<TypeParam>(memory.problem, memory.Tensors(), {&workspace, 1});
+    const absl::Status status = stages.ok() ? scheduler.Run(*std::move(stages)) : stages.status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << NameOf(path);
+    EXPECT_EQ(workspace.current_bytes(), 0) << NameOf(path);
+  }
+}
+
+// Everything at once.
+class RandomProblems {
+ public:
+  explicit RandomProblems(uint32_t seed) : rng_(seed) {}
+
+  // Small enough that hundreds take a second.
+  template <typename T>
+  Problem Next() {
+    while (true) {
+      Sizes s;
+      s.batch = Below(3) + (Below(8) != 0 ? 1 : 0);
+      s.kv_heads = 1 + Below(3);
+      s.heads = s.kv_heads * (1 + Below(3));
+      s.queries = Length();
+      s.keys = Below(3) == 0 ? s.queries : Length();
+      s.width = Width();
+      s.value_width = Width();
+      const int64_t pairs = s.batch * s.heads * s.queries * s.keys;
+      if (pairs * (s.width + s.value_width + 8) > 1'500'000) continue;
+      AttendOptions options = Options(kBothCausal[Below(2)], kBothLayouts[Below(2)]);
+      const std::optional<double> scales[] = {std::nullopt, std::nullopt, 0.0, -0.3, 1.0};
+      options.scale = scales[Below(5)];
+      options.return_weights = Below(2) == 0;
+      options.return_logsumexp = Below(2) == 0;
+      options.return_key_sums = Below(2) == 0;
+      return ProblemOf<T>(s, options);
+    }
+  }
+
+ private:
+  int64_t Below(int64_t n) { return static_cast<int64_t>(rng_()) % n; }
+
+  int64_t Length() {
+    constexpr int64_t kEdges[] = {63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513};
+    switch (Below(3)) {
+      case 0:
+        return Below(10);
+      case 1:
+        return kEdges[Below(12)];
+      default:
+        return 1 + Below(600);
+    }
+  }
+
+  int64_t Width() {
+    constexpr int64_t kEdges[] = {32, 64, 80, 96, 128, 160, 256, 512};
+    return Below(3) == 0 ? kEdges[Below(8)] : Below(20);
+  }
+
+  std::mt19937 rng_;
+};
+
+TYPED_TEST(AttendTest, MatchesTheOracleOnRandomProblems) {
+  constexpr uint32_t kFirstSeed = 20240917;
+  for (uint32_t seed = kFirstSeed; seed < kFirstSeed + 300 && !this->HasFailure(); ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    const auto problem = RandomProblems(seed).Next<TypeParam>();
+    ExpectOracle(problem, RandomInputs<TypeParam>(problem, seed), this->scheduler_);
+  }
+}
+
+}  // namespace
+}  // namespace attendant::core

@@ -1,0 +1,324 @@
+#include "core/cost.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/chunked_path.h"
+#include "core/explicit_path.h"
+
+namespace attendant::core {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+
+struct HeadSizes {
+  int64_t batch = 1;
+  int64_t tokens = 0;
+  int64_t d_model = 0;
+  int64_t heads = 1;
+  int64_t d_k = 0;
+  int64_t d_v = 0;
+};
+
+HeadProblem HeadProblemOf(const HeadSizes& s, const AttendOptions& options = {},
+                          bool return_intermediates = false) {
+  HeadSpec spec;
+  spec.x = {DType::kFloat32, {s.batch, s.tokens, s.d_model}};
+  spec.w_q = {DType::kFloat32, {s.d_model, s.heads * s.d_k}};
+  spec.w_k = spec.w_q;
+  spec.w_v = {DType::kFloat32, {s.d_model, s.heads * s.d_v}};
+  spec.w_o = {DType::kFloat32, {s.heads * s.d_v, s.d_model}};
+  spec.heads = s.heads;
+  spec.options = options;
+  spec.return_intermediates = return_intermediates;
+  const auto problem = MakeHeadProblem(spec);
+  EXPECT_TRUE(problem.ok()) << problem.status();
+  return problem.value_or(HeadProblem());
+}
+
+// B = 2, H = 4, Tq = 3, Tk = 5, D = 8, Dv = 6.
+Problem SmallProblem(Path path = Path::kChunked) {
+  Problem problem;
+  problem.path = path;
+  problem.batch = 2;
+  problem.heads = 4;
+  problem.kv_heads = 2;
+  problem.queries = 3;
+  problem.keys = 5;
+  problem.width = 8;
+  problem.value_width = 6;
+  return problem;
+}
+
+Problem SquareProblem(Path path, int64_t tokens) {
+  Problem problem = SmallProblem(path);
+  problem.queries = problem.keys = tokens;
+  return problem;
+}
+
+std::vector<std::string> NamesOf(const PathCost& cost) {
+  std::vector<std::string> names;
+  for (const StepCost& step : cost.steps) names.push_back(step.name);
+  return names;
+}
+
+int64_t FlopsOf(const PathCost& cost, const std::string& name) {
+  for (const StepCost& step : cost.steps) {
+    if (step.name == name) return step.flops;
+  }
+  ADD_FAILURE() << "no step " << name;
+  return -1;
+}
+
+TEST(CostTest, StepsStandInTheOrderTheyRun) {
+  EXPECT_THAT(NamesOf(CostOf(SmallProblem(), 1)), ElementsAre("scores", "softmax", "values"));
+  EXPECT_THAT(NamesOf(CostOf(HeadProblemOf({.tokens = 2, .d_model = 2, .d_k = 2, .d_v = 2}), 1)),
+              ElementsAre("projections", "scores", "softmax", "values", "output_projection"));
+}
+
+TEST(CostTest, OneHeadCostsWhatTheLessonSays) {
+  for (const int64_t t : {1, 6, 128, 4096}) {
+    for (const int64_t d_model : {8, 512}) {
+      for (const int64_t d_k : {1, 4, 64}) {
+        const PathCost cost =
+            CostOf(HeadProblemOf({.tokens = t, .d_model = d_model, .d_k = d_k, .d_v = d_k}), 2);
+        EXPECT_EQ(FlopsOf(cost, "projections"), 6 * t * d_model * d_k);
+        EXPECT_EQ(FlopsOf(cost, "scores"), 2 * t * t * d_k);
+        EXPECT_EQ(FlopsOf(cost, "softmax"), kSoftmaxFlops * t * t);
+        EXPECT_EQ(FlopsOf(cost, "values"), 2 * t * t * d_k);
+        EXPECT_EQ(FlopsOf(cost, "output_projection"), 2 * t * d_k * d_model);
+      }
+    }
+  }
+}
+
+TEST(CostTest, ManyHeadsOfUnequalWidths) {
+  const HeadProblem problem =
+      HeadProblemOf({.batch = 3, .tokens = 10, .d_model = 7, .heads = 2, .d_k = 4, .d_v = 5});
+  const PathCost cost = CostOf(problem, 1);
+  EXPECT_EQ(FlopsOf(cost, "projections"), 2 * 3 * 10 * 7 * 2 * (4 + 4 + 5));
+  EXPECT_EQ(FlopsOf(cost, "scores"), 2 * 3 * 2 * 100 * 4);
+  EXPECT_EQ(FlopsOf(cost, "values"), 2 * 3 * 2 * 100 * 5);
+  EXPECT_EQ(FlopsOf(cost, "output_projection"), 2 * 3 * 10 * 2 * 5 * 7);
+}
+
+TEST(CostTest, FlopsAreTheSumOfTheSteps) {
+  const PathCost cost = CostOf(HeadProblemOf({.tokens = 6, .d_model = 8, .d_k = 4, .d_v = 3}), 1);
+  int64_t sum = 0;
+  for (const StepCost& step : cost.steps) sum += step.flops;
+  EXPECT_GT(sum, 0);
+  EXPECT_EQ(cost.flops(), sum);
+}
+
+TEST(CostTest, ProductFlopsLeaveOutTheSoftmax) {
+  const Problem problem = SmallProblem();
+  const PathCost cost = CostOf(problem, 1);
+  EXPECT_EQ(ProductFlops(problem), cost.flops() - FlopsOf(cost, "softmax"));
+  const HeadProblem head =
+      HeadProblemOf({.tokens = 6, .d_model = 8, .heads = 2, .d_k = 4, .d_v = 3});
+  const PathCost head_cost = CostOf(head, 1);
+  EXPECT_EQ(ProductFlops(head), head_cost.flops() - FlopsOf(head_cost, "softmax"));
+}
+
+TEST(CostTest, BothPathsComputeTheSame) {
+  for (const char* step : {"scores", "softmax", "values"}) {
+    EXPECT_EQ(FlopsOf(CostOf(SmallProblem(Path::kExplicit), 1), step),
+              FlopsOf(CostOf(SmallProblem(Path::kChunked), 1), step));
+  }
+}
+
+TEST(CostTest, HiddenPositionsAreNotCounted) {
+  Problem problem = SmallProblem();
+  problem.causal = Causal::kTopLeft;
+  // 1 + 2 + 3 of 3 x 5 pairs in each of 2 * 4 heads.
+  EXPECT_EQ(FlopsOf(CostOf(problem, 1), "scores"), 2 * (2 * 4 * 6) * 8);
+  EXPECT_EQ(FlopsOf(CostOf(problem, 1), "softmax"), kSoftmaxFlops * (2 * 4 * 6));
+  EXPECT_EQ(FlopsOf(CostOf(problem, 1), "values"), 2 * (2 * 4 * 6) * 6);
+  problem.queries = 9;  // 1 + 2 + 3 + 4 + 5 + 4 * 5
+  EXPECT_EQ(FlopsOf(CostOf(problem, 1), "scores"), 2 * (2 * 4 * 35) * 8);
+}
+
+TEST(CostTest, BytesAreOfWhatAStepMakes) {
+  const PathCost cost = CostOf(SmallProblem(Path::kExplicit), 1);
+  ASSERT_THAT(NamesOf(cost), ElementsAre("scores", "softmax", "values"));
+  EXPECT_EQ(cost.steps[0].bytes, 4 * (2 * 4 * 3 * 5));
+  EXPECT_EQ(cost.steps[1].bytes, 4 * (2 * 4 * 3 * 5));
+  EXPECT_EQ(cost.steps[2].bytes, 4 * (2 * 4 * 3 * 6));
+  const PathCost head = CostOf(
+      HeadProblemOf({.batch = 2, .tokens = 3, .d_model = 7, .heads = 4, .d_k = 5, .d_v = 6}), 1);
+  EXPECT_EQ(head.steps.front().bytes, 4 * (2 * 4 * 3 * (5 + 5 + 6)));
+  EXPECT_EQ(head.steps.back().bytes, 4 * (2 * 3 * 7));
+}
+
+TEST(CostTest, CrossoverIsTwiceTheModelWidth) {
+  for (const int64_t d_model : {1, 16, 512, 12288}) {
+    for (const int64_t heads : {1, 2, 16}) {
+      for (const int64_t d_k : {1, 64}) {
+        for (const int64_t d_v : {1, 128}) {
+          for (const int64_t tokens : {1, 100, 100'000}) {
+            const HeadProblem problem = HeadProblemOf({.batch = 2,
+                                                       .tokens = tokens,
+                                                       .d_model = d_model,
+                                                       .heads = heads,
+                                                       .d_k = d_k,
+                                                       .d_v = d_v});
+            EXPECT_DOUBLE_EQ(CrossoverTokens(problem), 2.0 * static_cast<double>(d_model));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CostTest, AtTheCrossoverProjectionsCostWhatAttentionDoes) {
+  const HeadProblem problem =
+      HeadProblemOf({.tokens = 2 * 24, .d_model = 24, .heads = 3, .d_k = 8, .d_v = 5});
+  const PathCost cost = CostOf(problem, 1);
+  EXPECT_EQ(FlopsOf(cost, "projections") + FlopsOf(cost, "output_projection"),
+            FlopsOf(cost, "scores") + FlopsOf(cost, "values"));
+}
+
+TEST(CostTest, ACausalMaskDelaysTheCrossover) {
+  AttendOptions options;
+  options.causal = Causal::kTopLeft;
+  const HeadProblem problem =
+      HeadProblemOf({.tokens = 1000, .d_model = 16, .d_k = 4, .d_v = 4}, options);
+  // T (T + 1) / 2 pairs instead of T^2.
+  EXPECT_DOUBLE_EQ(CrossoverTokens(problem), 2.0 * 16 * 2 * 1000 / 1001);
+}
+
+TEST(CostTest, EverythingSaturates) {
+  const int64_t huge = int64_t{1} << 40;
+  for (const Path path : {Path::kExplicit, Path::kChunked}) {
+    for (const Causal causal : {Causal::kNone, Causal::kTopLeft}) {
+      HeadProblem head;
+      head.attend = {.path = path,
+                     .batch = huge,
+                     .heads = huge,
+                     .kv_heads = huge,
+                     .queries = huge,
+                     .keys = huge,
+                     .width = huge,
+                     .value_width = kMax,
+                     .causal = causal,
+                     .return_logsumexp = true,
+                     .return_key_sums = true};
+      head.d_model = huge;
+      for (const PathCost& cost : {CostOf(head.attend, 64), CostOf(head, 64)}) {
+        for (const StepCost& step : cost.steps) {
+          EXPECT_EQ(step.flops, kMax) << step.name;
+          EXPECT_EQ(step.bytes, kMax) << step.name;
+        }
+        EXPECT_EQ(cost.flops(), kMax);
+        EXPECT_EQ(cost.workspace_bytes, kMax);
+      }
+      EXPECT_EQ(ProductFlops(head.attend), kMax);
+      EXPECT_EQ(ProductFlops(head), kMax);
+      EXPECT_EQ(ResponseBytes(head.attend), kMax);
+      EXPECT_EQ(ResponseBytes(head), kMax);
+      EXPECT_GT(CrossoverTokens(head), 0);
+    }
+  }
+}
+
+TEST(CostTest, NothingCostsNothing) {
+  Problem problem = SmallProblem(Path::kExplicit);
+  problem.batch = 0;
+  problem.queries = problem.keys = kMax;
+  const PathCost cost = CostOf(problem, 1);
+  EXPECT_EQ(cost.flops(), 0);
+  EXPECT_EQ(cost.workspace_bytes, 0);
+  EXPECT_EQ(ResponseBytes(problem), 0);
+}
+
+TEST(CostTest, ResponseBytesCountWhatIsReturned) {
+  Problem problem = SmallProblem();
+  const int64_t output = 4 * (2 * 4 * 3 * 6);
+  EXPECT_EQ(ResponseBytes(problem), output);
+  const int64_t weights = 4 * (2 * 4 * 3 * 5);
+  const int64_t logsumexp = 4 * (2 * 4 * 3);
+  const int64_t key_sums = 4 * (2 * 4 * 5);
+  problem.return_weights = true;
+  EXPECT_EQ(ResponseBytes(problem), output + weights);
+  problem.return_weights = false;
+  problem.return_logsumexp = true;
+  EXPECT_EQ(ResponseBytes(problem), output + logsumexp);
+  problem.return_logsumexp = false;
+  problem.return_key_sums = true;
+  EXPECT_EQ(ResponseBytes(problem), output + key_sums);
+  problem.return_weights = problem.return_logsumexp = true;
+  EXPECT_EQ(ResponseBytes(problem), output + weights + logsumexp + key_sums);
+  problem.dtype = DType::kFloat64;
+  EXPECT_EQ(ResponseBytes(problem), 2 * (output + weights + logsumexp + key_sums));
+}
+
+TEST(CostTest, ResponseBytesOfAHeadCountIntermediates) {
+  const HeadSizes sizes{.batch = 2, .tokens = 3, .d_model = 7, .heads = 4, .d_k = 5, .d_v = 6};
+  const int64_t output = 4 * (2 * 3 * 7);
+  EXPECT_EQ(ResponseBytes(HeadProblemOf(sizes)), output);
+  // Queries, keys, values, contexts; logits, weights.
+  EXPECT_EQ(ResponseBytes(HeadProblemOf(sizes, {}, /*return_intermediates=*/true)),
+            output + 4 * (2 * 4 * 3 * (5 + 5 + 6 + 6)) + 2 * 4 * (2 * 4 * 3 * 3));
+}
+
+TEST(CostTest, ExplicitWorkspaceQuadruplesWithTheTokens) {
+  for (const int64_t tokens : {1, 100, 4096}) {
+    const int64_t once = CostOf(SquareProblem(Path::kExplicit, tokens), 2).workspace_bytes;
+    EXPECT_EQ(once, 4 * (2 * 4 * tokens * tokens));
+    EXPECT_EQ(CostOf(SquareProblem(Path::kExplicit, 2 * tokens), 2).workspace_bytes, 4 * once);
+  }
+}
+
+TEST(CostTest, ExplicitWorkspaceIsTheResponseWhereWeightsAreReturned) {
+  Problem problem = SquareProblem(Path::kExplicit, 100);
+  problem.return_weights = true;
+  EXPECT_EQ(CostOf(problem, 2).workspace_bytes, 0);
+}
+
+TEST(CostTest, ChunkedWorkspaceDoesNotGrowWithTheTokens) {
+  const int64_t small = CostOf(SquareProblem(Path::kChunked, 1), 2).workspace_bytes;
+  EXPECT_GT(small, 0);
+  for (const int64_t tokens : {128, 256, 512, 1'000'000}) {
+    EXPECT_EQ(CostOf(SquareProblem(Path::kChunked, tokens), 2).workspace_bytes, small);
+  }
+}
+
+TEST(CostTest, ChunkedWorkspaceGrowsWithTheThreads) {
+  const Problem problem = SquareProblem(Path::kChunked, 1000);
+  const int64_t one = CostOf(problem, 1).workspace_bytes;
+  EXPECT_EQ(CostOf(problem, 5).workspace_bytes, 5 * one);
+}
+
+TEST(CostTest, ASecondSweepHoldsTwoNumbersARow) {
+  Problem problem = SquareProblem(Path::kChunked, 1000);
+  const int64_t one_sweep = CostOf(problem, 3).workspace_bytes;
+  problem.return_key_sums = true;
+  EXPECT_EQ(CostOf(problem, 3).workspace_bytes, one_sweep + 2 * 4 * (2 * 4 * 1000));
+  problem.return_weights = true;
+  EXPECT_EQ(CostOf(problem, 3).workspace_bytes, one_sweep + 2 * 4 * (2 * 4 * 1000));
+}
+
+TEST(CostTest, AHeadHoldsItsProjectionsUnlessTheyAreReturned) {
+  const HeadSizes sizes{.batch = 2, .tokens = 3, .d_model = 7, .heads = 4, .d_k = 5, .d_v = 6};
+  const HeadProblem held = HeadProblemOf(sizes);
+  EXPECT_EQ(CostOf(held, 2).workspace_bytes,
+            CostOf(held.attend, 2).workspace_bytes + 4 * (2 * 4 * 3 * (5 + 5 + 6 + 6)));
+  const HeadProblem returned = HeadProblemOf(sizes, {}, /*return_intermediates=*/true);
+  EXPECT_EQ(CostOf(returned, 2).workspace_bytes, CostOf(returned.attend, 2).workspace_bytes);
+}
+
+TEST(CostTest, WorkspaceIsWhatThePathsSay) {
+  EXPECT_EQ(CostOf(SmallProblem(Path::kExplicit), 3).workspace_bytes,
+            ExplicitWorkspaceBytes(SmallProblem(Path::kExplicit)));
+  EXPECT_EQ(CostOf(SmallProblem(Path::kChunked), 3).workspace_bytes,
+            ChunkedWorkspaceBytes(SmallProblem(Path::kChunked), 3));
+}
+
+}  // namespace
+}  // namespace attendant::core

@@ -1,0 +1,77 @@
+#include "tests/core/oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace attendant::core {
+namespace {
+
+// Where the vector of one token of one head begins.
+int64_t Offset(Layout layout, int64_t heads, int64_t tokens, int64_t width, int64_t batch,
+               int64_t head, int64_t token) {
+  if (layout == Layout::kBhtd) return ((batch * heads + head) * tokens + token) * width;
+  return ((batch * tokens + token) * heads + head) * width;
+}
+
+double Dot(const double* a, const double* b, int64_t n) {
+  double sum = 0;
+  for (int64_t d = 0; d < n; ++d) sum += a[d] * b[d];
+  return sum;
+}
+
+// Turns the first `seen` scores of a row into weights; returns its logsumexp.
+double Softmax(double* row, int64_t seen) {
+  double max = -std::numeric_limits<double>::infinity();
+  for (int64_t j = 0; j < seen; ++j) max = std::max(max, row[j]);  // passes over NaN
+  double sum = 0;
+  for (int64_t j = 0; j < seen; ++j) {
+    row[j] = std::exp(row[j] - max);
+    sum += row[j];
+  }
+  for (int64_t j = 0; j < seen; ++j) row[j] /= sum;
+  return max + std::log(sum);
+}
+
+}  // namespace
+
+OracleResult Oracle(const Problem& p, const std::vector<double>& query,
+                    const std::vector<double>& key, const std::vector<double>& value) {
+  OracleResult result;
+  result.output.assign(p.batch * p.heads * p.queries * p.value_width, 0);
+  result.weights.assign(p.batch * p.heads * p.queries * p.keys, 0);
+  result.logsumexp.assign(p.batch * p.heads * p.queries, -std::numeric_limits<double>::infinity());
+  result.key_sums.assign(p.batch * p.heads * p.keys, 0);
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.heads; ++h) {
+      const int64_t kv_head = h / (p.heads / p.kv_heads);
+      for (int64_t i = 0; i < p.queries; ++i) {
+        const int64_t seen = p.causal == Causal::kTopLeft ? std::min(i + 1, p.keys) : p.keys;
+        if (seen == 0) continue;
+        const int64_t row = (b * p.heads + h) * p.queries + i;
+        double* const weights = result.weights.data() + row * p.keys;
+        double* const sums = result.key_sums.data() + (b * p.heads + h) * p.keys;
+        double* const output =
+            result.output.data() + Offset(p.layout, p.heads, p.queries, p.value_width, b, h, i);
+        const double* const q =
+            query.data() + Offset(p.layout, p.heads, p.queries, p.width, b, h, i);
+        for (int64_t j = 0; j < seen; ++j) {
+          const double* const k =
+              key.data() + Offset(p.layout, p.kv_heads, p.keys, p.width, b, kv_head, j);
+          weights[j] = p.scale * Dot(q, k, p.width);
+        }
+        result.logsumexp[row] = Softmax(weights, seen);
+        for (int64_t j = 0; j < seen; ++j) {
+          const double* const v =
+              value.data() + Offset(p.layout, p.kv_heads, p.keys, p.value_width, b, kv_head, j);
+          for (int64_t d = 0; d < p.value_width; ++d) output[d] += weights[j] * v[d];
+          sums[j] += weights[j];
+        }
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace attendant::core

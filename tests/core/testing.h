@@ -1,0 +1,304 @@
+// What the tests of attention share: problems, random tensors, a run on a scheduler, comparisons,
+// and the one tolerance.
+#ifndef ATTENDANT_TESTS_CORE_TESTING_H_
+#define ATTENDANT_TESTS_CORE_TESTING_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "core/attend.h"
+#include "core/problem.h"
+#include "core/scheduler.h"
+#include "core/workspace.h"
+#include "tests/core/oracle.h"
+
+namespace attendant::core {
+
+inline constexpr Path kBothPaths[] = {Path::kExplicit, Path::kChunked};
+
+struct Sizes {
+  int64_t batch = 1;
+  int64_t heads = 1;
+  int64_t kv_heads = 1;
+  int64_t queries = 1;
+  int64_t keys = 1;
+  int64_t width = 1;
+  int64_t value_width = 1;
+};
+
+// Throws where the library refuses the problem.
+template <typename T>
+Problem ProblemOf(const Sizes& s, const AttendOptions& options) {
+  const auto spec = [&](int64_t heads, int64_t tokens, int64_t width) -> TensorSpec {
+    if (options.layout == Layout::kBhtd) return {DTypeOf<T>(), {s.batch, heads, tokens, width}};
+    return {DTypeOf<T>(), {s.batch, tokens, heads, width}};
+  };
+  return MakeProblem(spec(s.heads, s.queries, s.width), spec(s.kv_heads, s.keys, s.width),
+                     spec(s.kv_heads, s.keys, s.value_width), options)
+      .value();
+}
+
+// One line from which the problem can be made again.
+inline std::string Describe(const Problem& p) {
+  return absl::StrCat(NameOf(p.dtype), " B=", p.batch, " H=", p.heads, " Hkv=", p.kv_heads,
+                      " Tq=", p.queries, " Tk=", p.keys, " D=", p.width, " Dv=", p.value_width,
+                      " scale=", p.scale, p.layout == Layout::kBhtd ? " BHTD" : " BTHD",
+                      p.causal == Causal::kNone ? "" : " causal",
+                      p.return_weights ? " weights" : "", p.return_logsumexp ? " logsumexp" : "",
+                      p.return_key_sums ? " key_sums" : "");
+}
+
+// `count` numbers of the normal distribution with standard deviation `spread`.
+template <typename T>
+std::vector<T> RandomVector(int64_t count, std::mt19937& rng, double spread = 1) {
+  std::normal_distribution<double> normal(0, spread);
+  std::vector<T> numbers(count);
+  for (T& number : numbers) number = static_cast<T>(normal(rng));
+  return numbers;
+}
+
+template <typename T>
+struct Inputs {
+  std::vector<T> query;
+  std::vector<T> key;
+  std::vector<T> value;
+};
+
+template <typename T>
+Inputs<T> RandomInputs(const Problem& p, uint32_t seed) {
+  std::mt19937 rng(seed);
+  return {RandomVector<T>(p.batch * p.heads * p.queries * p.width, rng),
+          RandomVector<T>(p.batch * p.kv_heads * p.keys * p.width, rng),
+          RandomVector<T>(p.batch * p.kv_heads * p.keys * p.value_width, rng)};
+}
+
+// What no result holds: it shows an element that was not written.
+inline constexpr int kUnwritten = -7777;
+
+// `count` elements; data() is not null, whatever the count is.
+template <typename T>
+std::vector<T> Unwritten(int64_t count) {
+  std::vector<T> numbers;
+  numbers.reserve(std::max<int64_t>(count, 1));
+  numbers.resize(count, T{kUnwritten});
+  return numbers;
+}
+
+// Tensors that are not returned are empty.
+template <typename T>
+struct Results {
+  std::vector<T> output;
+  std::vector<T> weights;
+  std::vector<T> logsumexp;
+  std::vector<T> key_sums;
+  int64_t peak_workspace_bytes = 0;
+};
+
+// All tensors of a problem.
+template <typename T>
+struct Memory {
+  Memory(const Problem& p, Inputs<T> tensors) : problem(p), inputs(std::move(tensors)) {
+    results.output = Unwritten<T>(p.batch * p.heads * p.queries * p.value_width);
+    const auto rows = p.batch * p.heads * p.queries;
+    if (p.return_weights) results.weights = Unwritten<T>(rows * p.keys);
+    if (p.return_logsumexp) results.logsumexp = Unwritten<T>(rows);
+    if (p.return_key_sums) results.key_sums = Unwritten<T>(p.batch * p.heads * p.keys);
+  }
+
+  AttendTensors<T> Tensors() {
+    const Problem& p = problem;
+    AttendTensors<T> tensors;
+    tensors.query = {inputs.query.data(), p.layout, p.heads, p.queries, p.width};
+    tensors.key = {inputs.key.data(), p.layout, p.kv_heads, p.keys, p.width};
+    tensors.value = {inputs.value.data(), p.layout, p.kv_heads, p.keys, p.value_width};
+    tensors.output = {results.output.data(), p.layout, p.heads, p.queries, p.value_width};
+    if (p.return_weights) tensors.weights = results.weights.data();
+    if (p.return_logsumexp) tensors.logsumexp = results.logsumexp.data();
+    if (p.return_key_sums) tensors.key_sums = results.key_sums.data();
+    return tensors;
+  }
+
+  Problem problem;
+  Inputs<T> inputs;
+  Results<T> results;
+};
+
+template <typename T>
+Results<T> Compute(const Problem& problem, const Inputs<T>& inputs, Scheduler& scheduler) {
+  Memory<T> memory(problem, inputs);
+  Workspace workspace;
+  auto stages = AttendStages<T>(problem, memory.Tensors(), {&workspace, scheduler.threads()});
+  const absl::Status status = stages.ok() ? scheduler.Run(*std::move(stages)) : stages.status();
+  EXPECT_EQ(status, absl::OkStatus());
+  memory.results.peak_workspace_bytes = workspace.peak_bytes();
+  return std::move(memory.results);
+}
+
+template <typename T>
+std::vector<double> ToDouble(const std::vector<T>& numbers) {
+  return {numbers.begin(), numbers.end()};
+}
+
+// The oracle on the inputs as T holds them.
+template <typename T>
+OracleResult OracleOf(const Problem& problem, const Inputs<T>& inputs) {
+  return Oracle(problem, ToDouble(inputs.query), ToDouble(inputs.key), ToDouble(inputs.value));
+}
+
+// How far a result of arithmetic in T may be from the oracle's.
+struct Tolerance {
+  double weight = 0;     // relative
+  double key_sum = 0;    // relative
+  double output = 0;     // absolute
+  double logsumexp = 0;  // absolute
+  double tiny = 0;       // absolute, beside the relative ones: what is flushed to 0
+};
+
+// max|score| and max|V|: bounds on |scale| * sum |q_d k_d|, and on a value. Elements that are not
+// finite are left out, as the rows that see them are NaN and not compared by size.
+struct Magnitudes {
+  double score = 0;
+  double value = 0;
+};
+
+// The largest Euclidean norm of a row of `width` numbers.
+template <typename T>
+double LargestNorm(const std::vector<T>& rows, int64_t width) {
+  double largest = 0;
+  for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(width)) {
+    double squares = 0;
+    for (int64_t d = 0; d < width; ++d) {
+      const double x = static_cast<double>(rows[begin + static_cast<size_t>(d)]);
+      if (std::isfinite(x)) squares += x * x;
+    }
+    largest = std::max(largest, squares);
+  }
+  return std::sqrt(largest);
+}
+
+// By Cauchy and Schwarz, sum |q_d k_d| is at most the product of the norms.
+template <typename T>
+Magnitudes MagnitudesOf(const Problem& p, const Inputs<T>& inputs) {
+  return {std::abs(p.scale) * LargestNorm(inputs.query, p.width) * LargestNorm(inputs.key, p.width),
+          LargestNorm(inputs.value, 1)};
+}
+
+// The error of a sum of n products, beside the sum of their absolute values. The roundings, each at
+// most u, behave as independent ones with mean 0: 4 sqrt(n) u in place of the worst case's n u
+// (Higham and Mary 2019, theorem 2.4, lambda = 4).
+inline double SumError(int64_t n, double u) { return 4 * std::sqrt(static_cast<double>(n)) * u; }
+
+// The rounding u of T: half its epsilon. Twice that for double, where the oracle's own roundings
+// are as large as those of what it judges.
+template <typename T>
+constexpr double UnitRoundoff() {
+  const double epsilon = static_cast<double>(std::numeric_limits<T>::epsilon());
+  return sizeof(T) == sizeof(double) ? epsilon : epsilon / 2;
+}
+
+// Derivation. Let S = max|score| as above, u the rounding of T.
+//   score      a dot product of D terms is off by SumError(D) S. The rounded scale, its product
+//   with
+//              the score, and the difference from the maximum (at most 2 S) add up to 4 u S.
+//              Together: e.
+//   weight     exp(s_j) / sum exp(s_k): e enters numerator and denominator, a factor e^(2 e). Then
+//              relative: the sum of Tk terms, SumError(Tk); the exponential's polynomial, 3 u above
+//              and below; the rescaling whenever a block of 256 keys raises the maximum, 3 u each;
+//              a division and a product. 16 u cover all that does not grow.
+//   output     weights that sum to 1, times values up to max|V|, in a sum of Tk terms.
+//   key_sum    a sum of Tq weights, all of one sign.
+//   logsumexp  absolute: e, the relative error of the sum, and one rounding of a result that is at
+//              most S + ln Tk, in base 2 and again in base e.
+//   tiny       weights below 2^-125 (float), 2^-1021 (double) are 0.
+template <typename T>
+Tolerance ToleranceOf(const Problem& p, const Magnitudes& magnitudes) {
+  const double u = UnitRoundoff<T>();
+  const double score = (SumError(p.width, u) + 4 * u) * magnitudes.score;
+  const double sum =
+      SumError(p.keys, u) + (16 + 3 * std::floor(static_cast<double>(p.keys) / 256)) * u;
+  Tolerance tolerance;
+  tolerance.weight = std::expm1(2 * score) + sum;
+  tolerance.key_sum = tolerance.weight + SumError(p.queries, u);
+  tolerance.output = (tolerance.weight + SumError(p.keys, u)) * magnitudes.value;
+  tolerance.logsumexp =
+      score + sum +
+      2 * u * (magnitudes.score + std::log(static_cast<double>(std::max<int64_t>(p.keys, 1))));
+  tolerance.tiny = 4 * static_cast<double>(std::numeric_limits<T>::min()) *
+                   static_cast<double>(std::max<int64_t>(p.queries, 1));
+  return tolerance;
+}
+
+// True where every element is within absolute + relative * |expected|; NaN is near NaN alone, an
+// infinity near itself.
+template <typename T>
+::testing::AssertionResult Near(const std::vector<T>& actual, const std::vector<double>& expected,
+                                double absolute, double relative = 0) {
+  if (actual.size() != expected.size()) {
+    return ::testing::AssertionFailure() << actual.size() << " elements, not " << expected.size();
+  }
+  int64_t bad = 0;
+  size_t first = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const double a = static_cast<double>(actual[i]);
+    const double e = expected[i];
+    const bool near = std::isnan(e)   ? std::isnan(a)
+                      : std::isinf(e) ? a == e
+                                      : std::abs(a - e) <= absolute + relative * std::abs(e);
+    if (near) continue;
+    if (bad++ == 0) first = i;
+  }
+  if (bad == 0) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure()
+         << bad << " of " << actual.size() << " elements, first [" << first
+         << "]: " << absl::StrCat(actual[first]) << ", expected " << absl::StrCat(expected[first])
+         << ", apart " << std::abs(static_cast<double>(actual[first]) - expected[first])
+         << ", allowed " << absolute + relative * std::abs(expected[first]);
+}
+
+template <typename T>
+::testing::AssertionResult SameBits(const std::vector<T>& a, const std::vector<T>& b) {
+  if (a.size() != b.size()) {
+    return ::testing::AssertionFailure() << a.size() << " and " << b.size() << " elements";
+  }
+  int64_t different = 0;
+  size_t first = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::memcmp(&a[i], &b[i], sizeof(T)) == 0) continue;
+    if (different++ == 0) first = i;
+  }
+  if (different == 0) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure()
+         << different << " of " << a.size() << " differ, first [" << first << "]: " << a[first]
+         << " and " << b[first] << ", apart " << a[first] - b[first];
+}
+
+// Hidden are keys after the query where the problem is causal, and no others.
+template <typename T>
+::testing::AssertionResult HiddenWeightsAreZero(const Problem& p, const std::vector<T>& weights) {
+  if (p.causal == Causal::kNone) return ::testing::AssertionSuccess();
+  for (int64_t row = 0; row < p.batch * p.heads * p.queries; ++row) {
+    for (int64_t j = row % p.queries + 1; j < p.keys; ++j) {
+      const T weight = weights[static_cast<size_t>(row * p.keys + j)];
+      if (weight != 0) {
+        return ::testing::AssertionFailure()
+               << "row " << row << " gives key " << j << " the weight " << weight;
+      }
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace attendant::core
+
+#endif  // ATTENDANT_TESTS_CORE_TESTING_H_

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# attend against a real server: what it prints, and what it exits with.
+. "$(dirname "$0")/lib.sh"
+
+start_server --drain_delay=0s
+export ATTENDANT_SERVER=$address
+
+exits 0 '^attend [0-9]+\.[0-9]+\.[0-9]+$' "$bin/attend" --version
+exits 0 'lesson' "$bin/attend" --help
+exits 0 '^SERVING$' "$bin/attend" health
+exits 0 '^compute threads +[0-9]+' "$bin/attend" info
+
+exits 0 'chai +0\.221 +0\.248 +0\.193 +0\.155 +0\.184 +1\.000000' "$bin/attend" lesson
+for array in 'X +\(5, 8\)' 'Q +\(5, 4\)' 'K +\(5, 4\)' 'V +\(5, 4\)' 'logits +\(5, 5\)' \
+  'A +\(5, 5\)' 'context +\(5, 4\)' 'output +\(5, 8\)'; do
+  grep -qE "^$array" "$work/out" || fail "the lesson does not show $array"
+done
+difference=$(sed -n 's/^largest difference from LibTorch.*: //p' "$work/out")
+awk -v d="$difference" 'BEGIN { exit !(d <= 4.5e-16) }' || fail "difference $difference"
+
+# Random inputs, both paths, each figure.
+for path in explicit chunked; do
+  exits 0 "^path +$path " "$bin/attend" call --shape=1,2,64,16 --random=7 --path=$path \
+    --causal=top-left --out="$work/$path.npy"
+  grep -qE '^workspace +[1-9][0-9]* bytes' "$work/out" || fail "no workspace bytes"
+  grep -qE '^FLOPs +266240$' "$work/out" || fail "not 2 * 2 * (64 * 65 / 2) * (16 + 16) FLOPs"
+  grep -qE '^GFLOP/s +[0-9.]+' "$work/out" || fail "no GFLOP/s"
+done
+[ "$(stat -c %s "$work/explicit.npy")" = "$((128 + 4 * 2 * 64 * 16))" ] || fail "size of the output"
+
+# Files of rank 2 and 3 come back with theirs.
+exits 0 '^output +\(1, 2, 64, 16\)' "$bin/attend" call --query="$work/explicit.npy" \
+  --key="$work/chunked.npy" --value="$work/explicit.npy" --out="$work/o.npy" --scale=0
+exits 0 '^output +\(6, 5\)' "$bin/attend" call --shape=6,5 --random=1 --dtype=float64
+exits 0 '^output +\(6, 5, 4\)' "$bin/attend" call --shape=6,5,4 --random=1 --layout=bthd
+
+# What is wrong gets one line and its own exit code.
+one_line() { [ "$(wc -l < "$work/out")" = 1 ] || { cat "$work/out" >&2; fail "more than one line"; }; }
+exits 2 'is required|required' "$bin/attend"
+exits 2 'bogus' "$bin/attend" call --bogus
+exits 2 'none of' "$bin/attend" call --shape=1,1 --random=1 --causal=sideways
+exits 2 'give --query' "$bin/attend" call
+exits 2 'must be 0 or more' "$bin/attend" call --shape=1,-1 --random=1
+exits 3 'no server answered at 127.0.0.1:1 ' "$bin/attend" --server=127.0.0.1:1 \
+  --connect_timeout=200ms health
+one_line
+exits 4 'missing.npy: No such file' "$bin/attend" call --query="$work/missing.npy" \
+  --key="$work/missing.npy" --value="$work/missing.npy"
+one_line
+exits 4 'no .npy file' "$bin/attend" call --query="$0" --key="$0" --value="$0"
+one_line
+exits 4 'cannot be written' "$bin/attend" call --shape=1,1 --random=1 --out=/no/such/folder/o.npy
+one_line
+exits 5 'causal' "$bin/attend" call --shape=1,1 --random=1 --causal=bottom-right
+one_line
+exits 5 "no service 'nobody'" "$bin/attend" health --service=nobody
+one_line
+exits 6 '[Dd]eadline' "$bin/attend" call --shape=1,8,8192,64 --random=1 --timeout=20ms
+one_line
+
+[ "$(metric 'attendant_requests_total{code="OK",method="Head",path="chunked"}')" = 1 ] ||
+  fail "the lesson is not on the metrics page"
+kill -TERM "$server_pid"
+wait "$server_pid" || fail "the server did not exit 0"
+exits 3 'no server' "$bin/attend" --connect_timeout=200ms health
+server_pid=
+echo "passed"

@@ -1,0 +1,319 @@
+// The rpcs through a real stub over an in-process channel.
+#include "server/attention_service.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/server_builder.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <future>
+#include <latch>
+#include <thread>
+
+#include "core/workspace.h"
+#include "tests/server/testing.h"
+
+namespace attendant::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class AttentionServiceTest : public testing::Test {
+ protected:
+  AttentionServiceTest() {
+    grpc::ServerBuilder builder;
+    builder.RegisterService(&service_);
+    builder.SetMaxReceiveMessageSize(-1);
+    server_ = builder.BuildAndStart();
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(-1);
+    stub_ = v1::Attention::NewStub(server_->InProcessChannel(arguments));
+  }
+  ~AttentionServiceTest() override {
+    // Whatever a test started is stopped, not waited for.
+    service_.StopRunning();
+    server_->Shutdown(std::chrono::system_clock::now());
+    server_->Wait();
+  }
+
+  grpc::Status Attend(const v1::AttendRequest& request, v1::AttendResponse* response) {
+    grpc::ClientContext context;
+    SetTestDeadline(context);
+    return stub_->Attend(&context, request, response);
+  }
+
+  // Returns when a compute thread is inside a tile that waits for `release`.
+  void OccupyThreads(std::latch& release) {
+    auto entered = std::make_shared<std::latch>(scheduler_.threads());
+    scheduler_.Submit(std::make_shared<core::Job>(
+        std::vector<core::Stage>{{"hold", scheduler_.threads(),
+                                  [entered, &release](const core::TileContext&) {
+                                    entered->count_down();
+                                    release.wait();
+                                    return absl::OkStatus();
+                                  }}},
+        [](const absl::Status&, const core::JobTimes&) {}));
+    entered->wait();
+  }
+
+  Metrics metrics_{{"test", "test", "test"}};
+  core::Scheduler scheduler_{2};
+  AttentionService service_{{1 << 20, {1e9, 5e8}}, scheduler_, metrics_};
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<v1::Attention::Stub> stub_;
+};
+
+TEST_F(AttentionServiceTest, AttendAnswersWithOutputAndStats) {
+  v1::AttendResponse response;
+  const grpc::Status status = Attend(MeanRequest(), &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_THAT(response.output().shape(), ElementsAre(1, 1, 1, 1));
+  EXPECT_THAT(ValuesOf<float>(response.output()), ElementsAre(2));
+  EXPECT_FALSE(response.has_weights());
+  EXPECT_EQ(response.stats().path(), v1::PATH_CHUNKED);
+  EXPECT_EQ(response.stats().flops(), 2 * 2 * (1 + 1));
+  EXPECT_EQ(response.stats().threads(), 2);
+  EXPECT_GT(response.stats().compute_seconds(), 0);
+  EXPECT_GT(response.stats().queue_seconds(), 0);
+  EXPECT_GT(response.stats().peak_workspace_bytes(), 0);
+  EXPECT_THAT(response.stats().kernel(), HasSubstr("onednn/"));
+}
+
+TEST_F(AttentionServiceTest, BothPathsAndBothTypesReturnWhatIsAskedFor) {
+  for (const v1::Path path : {v1::PATH_EXPLICIT, v1::PATH_CHUNKED, v1::PATH_AUTO}) {
+    v1::AttendRequest request;
+    SetTensor<double>(v1::DATA_TYPE_FLOAT64, {1, 1, 2, 1}, {0, 0}, request.mutable_query());
+    SetTensor<double>(v1::DATA_TYPE_FLOAT64, {1, 1, 2, 1}, {5, 6}, request.mutable_key());
+    SetTensor<double>(v1::DATA_TYPE_FLOAT64, {1, 1, 2, 1}, {1, 3}, request.mutable_value());
+    request.mutable_options()->set_path(path);
+    request.mutable_options()->set_causal(v1::CAUSAL_TOP_LEFT);
+    request.mutable_options()->set_return_weights(true);
+    request.mutable_options()->set_return_logsumexp(true);
+    request.mutable_options()->set_return_key_sums(true);
+    v1::AttendResponse response;
+    ASSERT_TRUE(Attend(request, &response).ok());
+    EXPECT_THAT(ValuesOf<double>(response.output()), ElementsAre(1, 2));
+    EXPECT_THAT(ValuesOf<double>(response.weights()), ElementsAre(1, 0, 0.5, 0.5));
+    EXPECT_THAT(ValuesOf<double>(response.logsumexp()), ElementsAre(0, std::log(2.0)));
+    EXPECT_THAT(ValuesOf<double>(response.key_sums()), ElementsAre(1.5, 0.5));
+    EXPECT_EQ(response.stats().path(),
+              path == v1::PATH_EXPLICIT ? v1::PATH_EXPLICIT : v1::PATH_CHUNKED);
+  }
+}
+
+TEST_F(AttentionServiceTest, AnErrorNamesItsFieldInTheDetails) {
+  v1::AttendRequest request = MeanRequest();
+  request.mutable_value()->set_shape(2, 3);
+  v1::AttendResponse response;
+  const grpc::Status status = Attend(request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  const auto detail = DetailOf<google::rpc::BadRequest>(status);
+  ASSERT_EQ(detail.field_violations_size(), 1);
+  EXPECT_EQ(detail.field_violations(0).field(), "value.shape[2]");
+  EXPECT_EQ(detail.field_violations(0).description(), "is 3, must be 2 (the key's tokens)");
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_requests_total{code=\"INVALID_ARGUMENT\","
+                                         "method=\"Attend\",path=\"none\"} 1"));
+}
+
+TEST_F(AttentionServiceTest, AnEmptyRequestIsToldWhatToSend) {
+  v1::AttendResponse response;
+  const grpc::Status status = Attend({}, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("query.dtype: is UNSPECIFIED"));
+}
+
+TEST_F(AttentionServiceTest, AnEmptyProblemIsAnsweredWithoutATile) {
+  v1::AttendResponse response;
+  ASSERT_TRUE(Attend(ConstantRequest({0, 2, 3, 4}, 0), &response).ok());
+  EXPECT_THAT(response.output().shape(), ElementsAre(0, 2, 3, 4));
+  EXPECT_EQ(response.stats().compute_seconds(), 0);
+}
+
+TEST_F(AttentionServiceTest, ALargerResponseThanTheLimitIsRefusedBeforeItIsComputed) {
+  // 2 * 512 * 512 floats of weights are 2 MiB, of 1 MiB that a message may have.
+  v1::AttendRequest request = ConstantRequest({1, 2, 512, 1}, 0);
+  request.mutable_options()->set_return_weights(true);
+  v1::AttendResponse response;
+  const grpc::Status status = Attend(request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  const auto detail = DetailOf<google::rpc::QuotaFailure>(status);
+  ASSERT_EQ(detail.violations_size(), 1);
+  EXPECT_EQ(detail.violations(0).subject(), "max_message_bytes");
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_flops_total{path=\"chunked\"} 0"));
+}
+
+TEST_F(AttentionServiceTest, MoreWorkspaceThanAllowedIsRefusedAndTheNextCallWorks) {
+  core::Workspace::Process().SetLimit(1 << 20);
+  v1::AttendRequest request = ConstantRequest({1, 4, 512, 1}, 0);  // 4 MiB of scores
+  request.mutable_options()->set_path(v1::PATH_EXPLICIT);
+  v1::AttendResponse response;
+  const grpc::Status refused = Attend(request, &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("4194304 bytes"));
+  EXPECT_THAT(refused.error_message(), HasSubstr("PATH_CHUNKED"));
+  request.mutable_options()->set_path(v1::PATH_CHUNKED);
+  EXPECT_TRUE(Attend(request, &response).ok());
+  core::Workspace::Process().SetLimit(INT64_MAX);
+  EXPECT_EQ(core::Workspace::Process().current_bytes(), 0);
+}
+
+TEST_F(AttentionServiceTest, HeadAnswersWithIntermediates) {
+  v1::HeadRequest request;
+  SetTensor<double>(v1::DATA_TYPE_FLOAT64, {2, 1}, {1, 2}, request.mutable_x());
+  for (v1::Tensor* weight : {request.mutable_w_q(), request.mutable_w_k(), request.mutable_w_v(),
+                             request.mutable_w_o()}) {
+    SetTensor<double>(v1::DATA_TYPE_FLOAT64, {1, 1}, {2}, weight);
+  }
+  request.mutable_options()->set_scale(0);
+  request.set_return_intermediates(true);
+  grpc::ClientContext context;
+  SetTestDeadline(context);
+  v1::HeadResponse response;
+  const grpc::Status status = stub_->Head(&context, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_THAT(response.output().shape(), ElementsAre(2, 1));
+  EXPECT_THAT(ValuesOf<double>(response.output()), ElementsAre(6, 6));
+  EXPECT_THAT(ValuesOf<double>(response.query()), ElementsAre(2, 4));
+  EXPECT_THAT(ValuesOf<double>(response.logits()), ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(ValuesOf<double>(response.context()), ElementsAre(3, 3));
+  EXPECT_THAT(response.stats().kernel(), HasSubstr("openblas/"));
+}
+
+TEST_F(AttentionServiceTest, HeadNamesItsFields) {
+  v1::HeadRequest request;
+  SetTensor<double>(v1::DATA_TYPE_FLOAT64, {2, 1}, {1, 2}, request.mutable_x());
+  grpc::ClientContext context;
+  SetTestDeadline(context);
+  v1::HeadResponse response;
+  const grpc::Status status = stub_->Head(&context, request, &response);
+  EXPECT_EQ(DetailOf<google::rpc::BadRequest>(status).field_violations(0).field(), "w_q.dtype");
+}
+
+TEST_F(AttentionServiceTest, InfoSaysWhatAClientMustKnow) {
+  grpc::ClientContext context;
+  SetTestDeadline(context);
+  v1::InfoResponse response;
+  ASSERT_TRUE(stub_->Info(&context, {}, &response).ok());
+  EXPECT_FALSE(response.version().empty());
+  EXPECT_FALSE(response.cpu().empty());
+  EXPECT_EQ(response.compute_threads(), 2);
+  EXPECT_EQ(response.max_message_bytes(), 1 << 20);
+  EXPECT_EQ(response.peak_flops_float32(), 1e9);
+  EXPECT_EQ(response.peak_flops_float64(), 5e8);
+}
+
+TEST_F(AttentionServiceTest, WhatIsNotServedYetIsUnimplemented) {
+  const auto expect_unimplemented = [&](const grpc::Status& status) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+    EXPECT_THAT(status.error_message(), HasSubstr("is not served by version"));
+  };
+  grpc::ClientContext contexts[5];
+  for (grpc::ClientContext& context : contexts) SetTestDeadline(context);
+  v1::BackwardResponse backward;
+  expect_unimplemented(stub_->Backward(&contexts[0], {}, &backward));
+  v1::CheckResponse check;
+  expect_unimplemented(stub_->Check(&contexts[1], {}, &check));
+  v1::EstimateResponse estimate;
+  expect_unimplemented(stub_->Estimate(&contexts[2], {}, &estimate));
+  v1::MergeResponse merge;
+  expect_unimplemented(stub_->Merge(&contexts[3], {}, &merge));
+  EXPECT_EQ(stub_->AttendStream(&contexts[4])->Finish().error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST_F(AttentionServiceTest, ADeadlineThatPassesInTheQueueIsNeverComputed) {
+  std::latch release(1);
+  OccupyThreads(release);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
+  v1::AttendResponse response;
+  const grpc::Status status = stub_->Attend(&context, MeanRequest(), &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  // The threads were occupied until here; the server has heard of the deadline when its own timer
+  // has fired, which the call's end does not wait for: the job is stopped by then or soon after.
+  release.count_down();
+  ASSERT_TRUE(service_.WaitUntilIdle(std::chrono::steady_clock::now() + std::chrono::seconds(30)));
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_inflight_requests 0"));
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_inflight_flops 0"));
+}
+
+TEST_F(AttentionServiceTest, ACancelledCallGivesItsThreadsBack) {
+  grpc::ClientContext context;
+  v1::AttendResponse response;
+  auto call = std::async(std::launch::async,
+                         [&] { return stub_->Attend(&context, LongRequest(), &response); });
+  while (metrics_.Text().find("attendant_inflight_flops 0\n") != std::string::npos) {
+    std::this_thread::yield();
+  }
+  context.TryCancel();
+  EXPECT_EQ(call.get().error_code(), grpc::StatusCode::CANCELLED);
+  ASSERT_TRUE(service_.WaitUntilIdle(std::chrono::steady_clock::now() + std::chrono::seconds(30)));
+  EXPECT_EQ(core::Workspace::Process().current_bytes(), 0);
+  v1::AttendResponse next;
+  EXPECT_TRUE(Attend(MeanRequest(), &next).ok());
+}
+
+TEST_F(AttentionServiceTest, WhenDrainingNewCallsAreToldToRetryAndRunningOnesFinish) {
+  std::latch release(1);
+  OccupyThreads(release);
+  v1::AttendResponse running;
+  auto call = std::async(std::launch::async, [&] { return Attend(MeanRequest(), &running); });
+  while (metrics_.Text().find("attendant_inflight_flops 0\n") != std::string::npos) {
+    std::this_thread::yield();
+  }
+  service_.StopAccepting();
+  v1::AttendResponse refused;
+  const grpc::Status status = Attend(MeanRequest(), &refused);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_GT(DetailOf<google::rpc::RetryInfo>(status).retry_delay().seconds(), 0);
+  EXPECT_FALSE(service_.WaitUntilIdle(std::chrono::steady_clock::now()));
+  release.count_down();
+  EXPECT_TRUE(call.get().ok());
+  EXPECT_THAT(ValuesOf<float>(running.output()), ElementsAre(2));
+  EXPECT_TRUE(service_.WaitUntilIdle(std::chrono::steady_clock::now() + std::chrono::seconds(30)));
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_shed_total{reason=\"draining\"} 1"));
+}
+
+TEST_F(AttentionServiceTest, StoppedCallsAreToldToRetry) {
+  v1::AttendResponse response;
+  auto call = std::async(std::launch::async, [&] { return Attend(LongRequest(), &response); });
+  while (metrics_.Text().find("attendant_inflight_flops 0\n") != std::string::npos) {
+    std::this_thread::yield();
+  }
+  service_.StopRunning();
+  const grpc::Status status = call.get();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_TRUE(DetailOf<google::rpc::RetryInfo>(status).has_retry_delay());
+}
+
+TEST_F(AttentionServiceTest, ManyCallersAtOnceGetTheirOwnAnswers) {
+  constexpr int kCallers = 8;
+  constexpr int kCalls = 25;
+  std::vector<std::thread> callers;
+  std::atomic<int> wrong = 0;
+  for (int caller = 0; caller < kCallers; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (int i = 0; i < kCalls; ++i) {
+        // Constant values come back as they are, whatever the weights.
+        const auto value = static_cast<float>(caller * kCalls + i);
+        v1::AttendRequest request = ConstantRequest({1, 2, 1 + i, 4}, 0.25f);
+        std::vector<float> values(static_cast<size_t>(2 * (1 + i) * 4), value);
+        SetTensor(v1::DATA_TYPE_FLOAT32, {1, 2, 1 + i, 4}, values, request.mutable_value());
+        v1::AttendResponse response;
+        if (!Attend(request, &response).ok()) ++wrong;
+        for (const float got : ValuesOf<float>(response.output())) {
+          if (std::abs(got - value) > 1e-5f * value) ++wrong;
+        }
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_THAT(
+      metrics_.Text(),
+      HasSubstr("attendant_requests_total{code=\"OK\",method=\"Attend\",path=\"chunked\"} 200"));
+}
+
+}  // namespace
+}  // namespace attendant::server

@@ -1,0 +1,128 @@
+#include "server/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+namespace attendant::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+ParsedConfig Parse(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "attendant");
+  return ParseConfig(static_cast<int>(arguments.size()), arguments.data());
+}
+
+// An environment variable for the length of a test.
+class ScopedVariable {
+ public:
+  ScopedVariable(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~ScopedVariable() { unsetenv(name_); }
+
+ private:
+  const char* const name_;
+};
+
+std::string WriteFile(const std::string& name, const std::string& text) {
+  const std::string path = testing::TempDir() + "/" + name;
+  std::ofstream(path) << text;
+  return path;
+}
+
+TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
+  const ParsedConfig parsed = Parse({});
+  ASSERT_FALSE(parsed.exit_code.has_value());
+  EXPECT_EQ(parsed.config.listen, "0.0.0.0:50051");
+  EXPECT_EQ(parsed.config.metrics_listen, "0.0.0.0:9464");
+  EXPECT_EQ(parsed.config.compute_threads, 0);
+  EXPECT_EQ(parsed.config.max_message_bytes, 268435456);
+  EXPECT_EQ(parsed.config.drain_delay, absl::Seconds(5));
+  EXPECT_EQ(parsed.config.drain_timeout, absl::Seconds(20));
+  EXPECT_TRUE(parsed.config.measure_peak);
+}
+
+TEST(ConfigTest, EveryFlagIsRead) {
+  const ParsedConfig parsed =
+      Parse({"--listen=127.0.0.1:1", "--metrics_listen", "[::1]:2", "--compute_threads=3",
+             "--max_message_bytes=1MiB", "--drain_delay=250ms", "--drain_timeout=1m30s",
+             "--measure_peak=false"});
+  ASSERT_FALSE(parsed.exit_code.has_value());
+  EXPECT_EQ(parsed.config.listen, "127.0.0.1:1");
+  EXPECT_EQ(parsed.config.metrics_listen, "[::1]:2");
+  EXPECT_EQ(parsed.config.compute_threads, 3);
+  EXPECT_EQ(parsed.config.max_message_bytes, 1048576);
+  EXPECT_EQ(parsed.config.drain_delay, absl::Milliseconds(250));
+  EXPECT_EQ(parsed.config.drain_timeout, absl::Seconds(90));
+  EXPECT_FALSE(parsed.config.measure_peak);
+}
+
+TEST(ConfigTest, AutoMeansAsManyThreadsAsCpus) {
+  EXPECT_EQ(Parse({"--compute_threads=auto"}).config.compute_threads, 0);
+}
+
+TEST(ConfigTest, FlagWinsOverEnvironmentOverFile) {
+  const std::string file = WriteFile(
+      "precedence.conf", "listen=\"127.0.0.1:1\"\ncompute_threads=1\ndrain_delay=\"1s\"\n");
+  const ScopedVariable config("ATTENDANT_CONFIG", file.c_str());
+  const ScopedVariable threads("ATTENDANT_COMPUTE_THREADS", "2");
+  const ScopedVariable delay("ATTENDANT_DRAIN_DELAY", "2s");
+  const ParsedConfig parsed = Parse({"--drain_delay=3s"});
+  ASSERT_FALSE(parsed.exit_code.has_value());
+  EXPECT_EQ(parsed.config.listen, "127.0.0.1:1");
+  EXPECT_EQ(parsed.config.compute_threads, 2);
+  EXPECT_EQ(parsed.config.drain_delay, absl::Seconds(3));
+}
+
+struct BadCase {
+  const char* argument;
+  const char* message;  // what standard error must say
+};
+
+class BadConfigTest : public testing::TestWithParam<BadCase> {};
+
+TEST_P(BadConfigTest, ExitsWith2AndSaysWhy) {
+  testing::internal::CaptureStderr();
+  const ParsedConfig parsed = Parse({GetParam().argument});
+  const std::string error = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(parsed.exit_code, 2);
+  EXPECT_THAT(error, HasSubstr(GetParam().message));
+}
+
+INSTANTIATE_TEST_SUITE_P(Arguments, BadConfigTest,
+                         testing::Values(BadCase{"--bogus=1", "--bogus"},
+                                         BadCase{"--listen=50051", "'50051'"},
+                                         BadCase{"--listen=host:99999", "'host:99999'"},
+                                         BadCase{"--compute_threads=1025", "1025"},
+                                         BadCase{"--compute_threads=-1", "-1"},
+                                         BadCase{"--compute_threads=two", "two"},
+                                         BadCase{"--max_message_bytes=1", "--max_message_bytes"},
+                                         BadCase{"--max_message_bytes=3GiB", "--max_message_bytes"},
+                                         BadCase{"--drain_delay=5", "'5' is no duration"},
+                                         BadCase{"--drain_timeout=-1s", "'-1s' is no duration"},
+                                         BadCase{"--measure_peak=maybe", "maybe"},
+                                         BadCase{"--config=/no/such/file", "/no/such/file"}));
+
+TEST(ConfigTest, AnUnknownKeyInTheFileExitsWith2AndIsNamed) {
+  const std::string argument = "--config=" + WriteFile("unknown.conf", "liste=\"127.0.0.1:1\"\n");
+  testing::internal::CaptureStderr();
+  const ParsedConfig parsed = Parse({argument.c_str()});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("liste"));
+  EXPECT_EQ(parsed.exit_code, 2);
+}
+
+TEST(ConfigTest, HelpAndVersionExitWith0) {
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(Parse({"--help"}).exit_code, 0);
+  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("ATTENDANT_DRAIN_TIMEOUT"));
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(Parse({"--version"}).exit_code, 0);
+  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("attendant "));
+}
+
+}  // namespace
+}  // namespace attendant::server
