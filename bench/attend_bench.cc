@@ -137,8 +137,8 @@ int Main(int argc, char** argv) {
       return argument == "--help" ? 0 : 2;
     }
   }
-  if (threads < 1) {
-    std::fprintf(stderr, "attend_bench: --threads must be 1 or more\n");
+  if (threads < 1 || threads > 1024 || !(seconds > 0)) {
+    std::fprintf(stderr, "attend_bench: --threads is 1 to 1024, --seconds more than 0\n");
     return 2;
   }
   Scheduler scheduler(threads);

@@ -39,9 +39,14 @@ struct Scratch {
   Buffer<T> sum;
 };
 
+// Rows and columns of a tile: less than a block where the problem has less.
+int64_t TileRows(const Problem& problem) { return std::min(kQueryBlock, problem.queries); }
+int64_t TileKeys(const Problem& problem) { return std::min(kKeyBlock, problem.keys); }
+
 int64_t ScratchElements(const Problem& problem) {
-  return SaturatingSum({kQueryBlock * kKeyBlock,
-                        SaturatingProduct({kQueryBlock, problem.value_width}), 2 * kQueryBlock});
+  const int64_t rows = TileRows(problem);
+  return SaturatingSum({SaturatingProduct({rows, TileKeys(problem)}),
+                        SaturatingProduct({rows, problem.value_width}), 2 * rows});
 }
 
 bool NeedsSecondSweep(const Problem& problem) {
@@ -78,7 +83,9 @@ class ChunkedJob {
     const auto value = tensors_.value.Head(block.batch, problem_.KvHead(block.head));
     for (int64_t first = 0; first < seen.end; first += kKeyBlock) {
       if (context.stopped()) return absl::OkStatus();
-      const KeyRange keys{first, std::min(first + kKeyBlock, seen.end)};
+      // The whole block, although nobody may see its end: the second sweep takes the same, and only
+      // products of the same shape are sure to round a score in the same way.
+      const KeyRange keys{first, std::min(first + kKeyBlock, problem_.keys)};
       if (absl::Status status = AbsorbKeys(group, keys, key.Rows(keys.begin, keys.size()),
                                            value.Rows(keys.begin, keys.size()));
           !status.ok()) {
@@ -123,10 +130,10 @@ class ChunkedJob {
     return scratch_.Get(worker, [&]() -> absl::StatusOr<Scratch<T>> {
       Scratch<T> scratch;
       const std::pair<Buffer<T>*, int64_t> parts[] = {
-          {&scratch.scores, kQueryBlock * kKeyBlock},
-          {&scratch.output, SaturatingProduct({kQueryBlock, problem_.value_width})},
-          {&scratch.reference, kQueryBlock},
-          {&scratch.sum, kQueryBlock},
+          {&scratch.scores, SaturatingProduct({TileRows(problem_), TileKeys(problem_)})},
+          {&scratch.output, SaturatingProduct({TileRows(problem_), problem_.value_width})},
+          {&scratch.reference, TileRows(problem_)},
+          {&scratch.sum, TileRows(problem_)},
       };
       for (const auto& [buffer, count] : parts) {
         auto allocated = workspace_->Allocate<T>(count);

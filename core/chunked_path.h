@@ -21,7 +21,8 @@
 namespace attendant::core {
 
 // Most bytes of workspace on that many compute threads: one scratch a thread, and, where weights or
-// key sums are returned, two numbers a row for the second sweep. Independent of Tq * Tk.
+// key sums are returned, two numbers a row for the second sweep. Independent of Tq * Tk. A block of
+// values that has a hidden NaN or infinity is copied beside it.
 int64_t ChunkedWorkspaceBytes(const Problem& problem, int threads);
 
 // See AttendStages. Weights and key sums come from a second sweep over the scores, which writes the

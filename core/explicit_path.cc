@@ -4,7 +4,10 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "core/checked_math.h"
+#include "core/chunked_path.h"
+#include "core/errors.h"
 #include "core/gemm.h"
 #include "core/softmax.h"
 #include "core/tiling.h"
@@ -87,6 +90,14 @@ struct ExplicitJob {
   }
 };
 
+// Where the scores can never fit: what would.
+absl::Status WithAdvice(const absl::Status& status, const Problem& problem, int threads) {
+  const int64_t chunked = ChunkedWorkspaceBytes(problem, threads);
+  if (!LimitOf(status).has_value() || chunked >= ExplicitWorkspaceBytes(problem)) return status;
+  return OverLimit(*LimitOf(status),
+                   absl::StrCat(DescriptionOf(status), "; PATH_CHUNKED needs ", chunked));
+}
+
 }  // namespace
 
 int64_t ExplicitWorkspaceBytes(const Problem& p) {
@@ -106,7 +117,7 @@ absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem& problem,
   if (job->scores == nullptr) {
     auto scratch = resources.workspace->Allocate<T>(ExplicitWorkspaceBytes(problem) /
                                                     static_cast<int64_t>(sizeof(T)));
-    if (!scratch.ok()) return scratch.status();
+    if (!scratch.ok()) return WithAdvice(scratch.status(), problem, resources.threads);
     job->scratch = *std::move(scratch);
     job->scores = job->scratch.data();
   }

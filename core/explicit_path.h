@@ -16,7 +16,8 @@
 namespace attendant::core {
 
 // Bytes of workspace: the scores, which become the weights in place. 0 where the weights are
-// returned, since the response then holds them.
+// returned, since the response then holds them. A head's values are copied beside it where a hidden
+// one is not finite.
 int64_t ExplicitWorkspaceBytes(const Problem& problem);
 
 // See AttendStages.

@@ -26,7 +26,10 @@ absl::Status CheckHeads(int64_t heads, const char* field, int64_t columns) {
 
 absl::Status CheckShapes(const HeadSpec& spec, int64_t heads) {
   const size_t x_rank = spec.x.shape.size();
-  if (absl::Status status = CheckTensor("x", spec.x, x_rank == 2 ? 2 : 3); !status.ok()) {
+  if (x_rank != 2 && x_rank != 3) {
+    return InvalidField("x.shape", absl::StrCat("has ", x_rank, " dimensions, must have 2 or 3"));
+  }
+  if (absl::Status status = CheckTensor("x", spec.x, static_cast<int64_t>(x_rank)); !status.ok()) {
     return status;
   }
   const std::pair<const char*, const TensorSpec*> weights[] = {

@@ -44,11 +44,16 @@ struct JobTimes {
 class Job {
  public:
   // done: called exactly once for a submitted job, on a compute thread, with no lock held, when no
-  // tile is running any more; OK, or the first error or reason to stop. It must not block.
+  // tile is running any more; OK, or the first error or reason to stop. It must not wait for
+  // anything: it occupies the thread.
   using Done = std::function<void(const absl::Status&, const JobTimes&)>;
   Job(std::vector<Stage> stages, Done done) : stages_(std::move(stages)), done_(std::move(done)) {}
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
+
+  // From then on no tile is started: the job ends with DEADLINE_EXCEEDED. REQUIRES: not submitted
+  // yet.
+  void set_deadline(std::chrono::system_clock::time_point deadline) { deadline_ = deadline; }
 
   // No further tile is started. REQUIRES: !why.ok(). The first reason wins; after
   // `done` it has no effect.
@@ -61,12 +66,20 @@ class Job {
  private:
   friend class Scheduler;
 
+  void StopIfLate() {
+    if (deadline_ != kNoDeadline && std::chrono::system_clock::now() >= deadline_) {
+      Stop(absl::DeadlineExceededError("the deadline passed before the job was complete"));
+    }
+  }
   bool stopped() const { return stopped_.load(std::memory_order_acquire); }
   absl::Status why() {
     MutexLock lock(mutex_);
     return why_;
   }
 
+  static constexpr auto kNoDeadline = std::chrono::system_clock::time_point::max();
+
+  std::chrono::system_clock::time_point deadline_ = kNoDeadline;
   std::atomic<bool> stopped_ = false;
   Mutex mutex_;
   absl::Status why_ ABSL_GUARDED_BY(mutex_);

@@ -51,8 +51,8 @@ absl::Status CheckHeads(const Problem& problem, int axis) {
                                    problem.heads, " heads (query.shape[", axis, "])"));
 }
 
-// The sizes of a request that is small itself can ask for a response, or for work, without end: an
-// empty query can come with values of any width.
+// A request that is small itself can ask for a response of any size: an empty query can come with
+// values of any width.
 absl::Status CheckResponse(const Problem& p) {
   struct Product {
     const char* what;
@@ -129,9 +129,8 @@ int64_t Problem::VisiblePairs() const {
 
 absl::Status CheckTensor(absl::string_view name, const TensorSpec& spec, int64_t rank) {
   if (spec.dtype == DType::kUnspecified || spec.dtype == DType::kBool) {
-    return InvalidField(
-        absl::StrCat(name, ".dtype"),
-        absl::StrCat("is ", NameOf(spec.dtype), ", must be FLOAT32, FLOAT64, FLOAT16 or BFLOAT16"));
+    return InvalidField(absl::StrCat(name, ".dtype"),
+                        absl::StrCat("is ", NameOf(spec.dtype), ", must be FLOAT32 or FLOAT64"));
   }
   const auto shape = [&] { return absl::StrCat("(", absl::StrJoin(spec.shape, ", "), ")"); };
   if (static_cast<int64_t>(spec.shape.size()) != rank) {

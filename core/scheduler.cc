@@ -85,6 +85,7 @@ std::shared_ptr<Job> Scheduler::TakeTile(int64_t& tile) {
   job->queued_ = false;
   ++job->holders_;
   tile = kNoTile;
+  job->StopIfLate();
   if (job->stopped() || job->TilesLeft() == 0) return job;
   if (job->times_.first_tile == Clock::time_point()) job->times_.first_tile = Clock::now();
   tile = job->next_tile_++;

@@ -25,7 +25,7 @@ absl::Status Workspace::Take(int64_t bytes) {
     if (bytes > limit) {
       return OverLimit("workspace_bytes",
                        absl::StrCat("the call needs ", bytes, " bytes of workspace at once, ",
-                                    limit, " are allowed; PATH_CHUNKED needs the least"));
+                                    limit, " are allowed"));
     }
     if (bytes > limit - held) {
       return absl::ResourceExhaustedError(absl::StrCat("workspace: ", bytes, " bytes needed, ",

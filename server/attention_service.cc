@@ -27,12 +27,25 @@ double Seconds(Clock::duration duration) { return std::chrono::duration<double>(
 constexpr int64_t kResponseOverhead = 4096;
 
 // gRPC's own answer would have no text.
+grpc::Status UnservedStatus(absl::string_view rpc) {
+  return ToGrpcStatus(
+      absl::UnimplementedError(absl::StrCat(rpc, " is not served by version ", core::Version())));
+}
+
 grpc::ServerUnaryReactor* Unserved(grpc::CallbackServerContext* context, absl::string_view rpc) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpcStatus(
-      absl::UnimplementedError(absl::StrCat(rpc, " is not served by version ", core::Version()))));
+  reactor->Finish(UnservedStatus(rpc));
   return reactor;
 }
+
+class UnservedStream final
+    : public grpc::ServerBidiReactor<v1::AttendStreamRequest, v1::AttendStreamResponse> {
+ public:
+  UnservedStream() { Finish(UnservedStatus("AttendStream")); }
+
+ private:
+  void OnDone() override { delete this; }
+};
 
 int64_t ExplicitBytes(core::Problem problem) {
   problem.return_weights = false;
@@ -90,8 +103,9 @@ class AttentionService::Call final : public grpc::ServerUnaryReactor {
     Finish(ToGrpcStatus(status));
   }
 
-  // Stops the job, if there is one yet. REQUIRES: the service's mutex, or that gRPC has this call.
+  // Stops the job, if there is one yet. REQUIRES: the service's mutex is held.
   void Stop(const absl::Status& why) {
+    service_.mutex_.AssertHeld();
     if (job_ != nullptr) job_->Stop(why);
   }
 
@@ -104,6 +118,7 @@ class AttentionService::Call final : public grpc::ServerUnaryReactor {
         std::move(stages), [this, work](const absl::Status& status, const core::JobTimes& times) {
           OnJobDone(work, status, times);
         });
+    job->set_deadline(context_->deadline());
     {
       core::MutexLock lock(service_.mutex_);
       job_ = job;
@@ -149,6 +164,7 @@ class AttentionService::Call final : public grpc::ServerUnaryReactor {
   void OnCancel() override {
     // gRPC reports a passed deadline as a cancellation too.
     const bool late = std::chrono::system_clock::now() >= context_->deadline();
+    core::MutexLock lock(service_.mutex_);
     Stop(late ? absl::DeadlineExceededError("the call's deadline passed while it was computed")
               : absl::CancelledError("the caller cancelled the call"));
   }
@@ -165,7 +181,7 @@ class AttentionService::Call final : public grpc::ServerUnaryReactor {
   const Clock::time_point arrival_ = Clock::now();
   PathLabel path_ = PathLabel::kNone;
   core::Workspace workspace_;
-  std::shared_ptr<core::Job> job_;
+  std::shared_ptr<core::Job> job_ ABSL_GUARDED_BY(service_.mutex_);
 };
 
 AttentionService::AttentionService(const Limits& limits, core::Scheduler& scheduler,
@@ -233,6 +249,11 @@ grpc::ServerUnaryReactor* AttentionService::Info(grpc::CallbackServerContext* co
   response->set_peak_flops_float64(limits_.peak.float64);
   call->Answer(absl::OkStatus());
   return call;
+}
+
+grpc::ServerBidiReactor<v1::AttendStreamRequest, v1::AttendStreamResponse>*
+AttentionService::AttendStream(grpc::CallbackServerContext*) {
+  return new UnservedStream();
 }
 
 grpc::ServerUnaryReactor* AttentionService::Backward(grpc::CallbackServerContext* context,

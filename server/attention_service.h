@@ -59,6 +59,8 @@ class AttentionService final : public v1::Attention::CallbackService {
                                  v1::InfoResponse* response) override;
 
   // The rest of the contract: UNIMPLEMENTED.
+  grpc::ServerBidiReactor<v1::AttendStreamRequest, v1::AttendStreamResponse>* AttendStream(
+      grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* Backward(grpc::CallbackServerContext* context,
                                      const v1::BackwardRequest* request,
                                      v1::BackwardResponse* response) override;

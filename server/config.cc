@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "core/version.h"
 
 namespace attendant::server {
@@ -15,6 +16,7 @@ namespace {
 
 constexpr char kDescription[] =
     "Attendant: scaled dot-product attention as a gRPC service.\n"
+    "Speaks plain text to whoever reaches its addresses: keep them inside a network you trust.\n"
     "Needs no privileges and writes no files. SIGTERM or SIGINT drains and exits 0; a second one\n"
     "exits at once.\n"
     "Each flag is also an environment variable (--listen is ATTENDANT_LISTEN) and a line of the\n"
@@ -56,6 +58,29 @@ void AddDuration(CLI::App& app, const std::string& flag, absl::Duration& duratio
          help)
       ->type_name("DURATION")
       ->default_str(absl::FormatDuration(duration))
+      ->envname(EnvironmentName(flag));
+}
+
+// 1 to kMostThreads, or "auto", which is 0.
+void AddThreads(CLI::App& app, const std::string& flag, int& threads, const std::string& help) {
+  app.add_option_function<std::string>(
+         flag,
+         [&threads, flag](const std::string& text) {
+           if (text == "auto") {
+             threads = 0;
+             return;
+           }
+           int parsed = 0;
+           if (!absl::SimpleAtoi(text, &parsed) || parsed < 1 || parsed > kMostThreads) {
+             throw CLI::ValidationError(flag, "'" + text +
+                                                  "' is neither auto nor a number from 1 to " +
+                                                  std::to_string(kMostThreads));
+           }
+           threads = parsed;
+         },
+         help)
+      ->type_name("N")
+      ->default_str("auto")
       ->envname(EnvironmentName(flag));
 }
 
@@ -104,17 +129,13 @@ ParsedConfig ParseConfig(int argc, const char* const* argv) {
   AddAddress(app, "--listen", config.listen, "Where to serve gRPC");
   AddAddress(app, "--metrics_listen", config.metrics_listen,
              "Where to serve Prometheus metrics, over HTTP at /metrics");
-  Add(app, "--compute_threads", config.compute_threads,
-      "Threads that compute: 1 to 1024, or auto: one a CPU that this process may use")
-      ->transform([](const std::string& text) { return text == "auto" ? "0" : text; })
-      ->check(CLI::Range(0, kMostThreads))
-      ->type_name("N")
-      ->default_str("auto");
+  AddThreads(app, "--compute_threads", config.compute_threads,
+             "Threads that compute: 1 to 1024, or auto: one a CPU that this process may use");
   Add(app, "--max_message_bytes", config.max_message_bytes,
       "Largest request and response, from 64KiB to 2GiB less a byte; units such as MiB are "
       "understood")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::Range(kSmallestMessage, kLargestMessage))
+      ->transform(CLI::AsSizeValue(false).description(""))
+      ->check(CLI::Range(kSmallestMessage, kLargestMessage).description(""))
       ->type_name("BYTES")
       ->default_str("256MiB");
   AddDuration(app, "--drain_delay", config.drain_delay,

@@ -201,7 +201,9 @@ class Metrics::Series {
   prometheus::Family<prometheus::Counter>& cancelled_family =
       prometheus::BuildCounter()
           .Name("attendant_cancelled_total")
-          .Help("Jobs stopped by their caller or their deadline, by how far they had come.")
+          .Help(
+              "Jobs stopped by their caller, their deadline or a shutdown, by how far they had "
+              "come.")
           .Register(*registry);
   prometheus::Family<prometheus::Counter>& shed_family =
       prometheus::BuildCounter()
@@ -228,9 +230,10 @@ absl::StatusOr<int> Metrics::Listen(const std::string& address) {
     const std::vector<int> ports = exposer->GetListeningPorts();
     series_->exposer = std::move(exposer);
     return ports.empty() ? 0 : ports.front();
-  } catch (const std::exception& error) {
+  } catch (const std::exception&) {
     return absl::UnavailableError(absl::StrCat("cannot serve metrics on ", address,
-                                               ": is the port taken? (", error.what(), ")"));
+                                               ": the port is taken, or the address is "
+                                               "not this machine's"));
   }
 }
 

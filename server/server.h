@@ -16,7 +16,7 @@
 
 namespace attendant::server {
 
-// Thread-safe.
+// Thread-compatible.
 class Server {
  public:
   // Serves from when it returns. Returns UNAVAILABLE naming the address where one cannot be
@@ -28,6 +28,8 @@ class Server {
   // The addresses with the ports that were taken.
   const std::string& address() const { return address_; }
   const std::string& metrics_address() const { return metrics_address_; }
+  // The metrics page.
+  std::string metrics_text() const { return metrics_.Text(); }
   // One line for the log: version, addresses, threads, CPU, libraries.
   std::string Description() const;
 

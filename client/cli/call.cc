@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <limits>
 #include <random>
 #include <utility>
 
@@ -18,6 +19,7 @@ struct Inputs {
   Tensor query;
   Tensor key;
   Tensor value;
+  size_t rank = 4;  // of the query, before it got four axes
 };
 
 template <typename T>
@@ -30,6 +32,8 @@ std::string NormalBytes(int64_t count, std::mt19937& generator) {
 }
 
 absl::StatusOr<Inputs> RandomInputs(const CallArguments& arguments) {
+  const bool wide = arguments.random_dtype == v1::DATA_TYPE_FLOAT64;
+  int64_t bytes = 3 * (wide ? sizeof(double) : sizeof(float));
   int64_t count = 1;
   for (const int64_t size : arguments.shape) {
     if (size < 0) {
@@ -37,18 +41,19 @@ absl::StatusOr<Inputs> RandomInputs(const CallArguments& arguments) {
           absl::StrCat("--shape has ", size, ", sizes must be 0 or more"));
     }
     count = core::SaturatingProduct({count, size});
+    bytes = core::SaturatingProduct({bytes, size});
   }
-  // As many as a message can hold: gRPC keeps its length in 31 bits.
-  if (count > (int64_t{1} << 31) / 4) {
+  // gRPC keeps a message's length in 31 bits.
+  if (bytes > std::numeric_limits<int32_t>::max()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--shape=", absl::StrJoin(arguments.shape, ","), " does not fit a message"));
+        absl::StrCat("--shape=", absl::StrJoin(arguments.shape, ","), " makes ", bytes,
+                     " bytes of arrays, a message holds less than 2147483648"));
   }
   std::mt19937 generator(arguments.random.value_or(0));
   const auto tensor = [&] {
-    return Tensor{arguments.random_dtype, arguments.shape,
-                  arguments.random_dtype == v1::DATA_TYPE_FLOAT64
-                      ? NormalBytes<double>(count, generator)
-                      : NormalBytes<float>(count, generator)};
+    return Tensor{
+        arguments.random_dtype, arguments.shape,
+        wide ? NormalBytes<double>(count, generator) : NormalBytes<float>(count, generator)};
   };
   Inputs inputs;
   inputs.query = tensor();
@@ -70,16 +75,35 @@ absl::StatusOr<Inputs> ReadInputs(const CallArguments& arguments) {
   return inputs;
 }
 
-// Gives a tensor of rank 2 or 3 the axes it lacks: one batch, one head.
-absl::Status MakeRank4(const char* name, v1::Layout layout, Tensor& tensor) {
+// Gives a tensor of rank 2 or 3 the axes it lacks: one batch, one head. name: where it comes from.
+absl::Status MakeRank4(const std::string& name, v1::Layout layout, Tensor& tensor) {
   std::vector<int64_t>& shape = tensor.shape;
   if (shape.size() < 2 || shape.size() > 4) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name, " has ", shape.size(), " dimensions, must have 2 to 4"));
+        absl::StrCat(name, ": its shape (", absl::StrJoin(shape, ", "), ") has ", shape.size(),
+                     shape.size() == 1 ? " dimension" : " dimensions", ", must have 2 to 4"));
   }
   if (shape.size() == 2) shape.insert(shape.begin() + (layout == v1::LAYOUT_BTHD ? 1 : 0), 1);
   if (shape.size() == 3) shape.insert(shape.begin(), 1);
   return absl::OkStatus();
+}
+
+// The arrays with four axes each, and the rank that the query had. An error is the arguments' or a
+// file's fault.
+absl::StatusOr<Inputs> MakeInputs(const CallArguments& arguments) {
+  auto inputs = arguments.random.has_value() ? RandomInputs(arguments) : ReadInputs(arguments);
+  if (!inputs.ok()) return inputs;
+  inputs->rank = inputs->query.shape.size();
+  const bool random = arguments.random.has_value();
+  const std::pair<std::string, Tensor*> parts[] = {
+      {random ? "--shape" : arguments.query, &inputs->query},
+      {random ? "--shape" : arguments.key, &inputs->key},
+      {random ? "--shape" : arguments.value, &inputs->value}};
+  for (const auto& [name, tensor] : parts) {
+    absl::Status status = MakeRank4(name, arguments.options.layout(), *tensor);
+    if (!status.ok()) return status;
+  }
+  return inputs;
 }
 
 // Takes away again what MakeRank4 gave a tensor of that rank.
@@ -108,26 +132,20 @@ void Print(const AttendResult& result, double wall_seconds) {
 
 }  // namespace
 
-ExitCode RunCall(Client& client, const CallArguments& arguments) {
-  auto inputs = arguments.random.has_value() ? RandomInputs(arguments) : ReadInputs(arguments);
+ExitCode RunCall(const Connector& connect, const CallArguments& arguments) {
+  const auto inputs = MakeInputs(arguments);
   if (!inputs.ok()) {
     return Fail(arguments.random.has_value() ? kUsage : kBadFile,
                 std::string(inputs.status().message()));
   }
-  const size_t rank = inputs->query.shape.size();
-  const v1::Layout layout = arguments.options.layout();
-  for (const auto& [name, tensor] :
-       {std::pair("the query", &inputs->query), std::pair("the key", &inputs->key),
-        std::pair("the value", &inputs->value)}) {
-    absl::Status status = MakeRank4(name, layout, *tensor);
-    if (!status.ok()) return Fail(kBadFile, std::string(status.message()));
-  }
+  const auto client = connect();
+  if (!client.ok()) return Fail(client.status());
   const auto begin = std::chrono::steady_clock::now();
-  auto result =
-      client.Attend(inputs->query.ref(), inputs->key.ref(), inputs->value.ref(), arguments.options);
+  auto result = (*client)->Attend(inputs->query.ref(), inputs->key.ref(), inputs->value.ref(),
+                                  arguments.options);
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   if (!result.ok()) return Fail(result.status());
-  RestoreRank(rank, layout, result->output);
+  RestoreRank(inputs->rank, arguments.options.layout(), result->output);
   if (!arguments.out.empty()) {
     absl::Status status = WriteNpy(arguments.out, result->output);
     if (!status.ok()) return Fail(kBadFile, std::string(status.message()));

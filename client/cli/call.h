@@ -3,6 +3,8 @@
 #define ATTENDANT_CLIENT_CLI_CALL_H_
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,8 +28,11 @@ struct CallArguments {
   v1::AttendOptions options;
 };
 
-// Prints the path, time, FLOPs, GFLOP/s and workspace bytes.
-ExitCode RunCall(Client& client, const CallArguments& arguments);
+using Connector = std::function<absl::StatusOr<std::unique_ptr<Client>>()>;
+
+// Makes the arrays, then connects and calls. Prints the path, time, FLOPs, GFLOP/s and workspace
+// bytes.
+ExitCode RunCall(const Connector& connect, const CallArguments& arguments);
 
 }  // namespace attendant::cli
 

@@ -24,10 +24,6 @@ struct Global {
   ClientOptions options;
 };
 
-absl::StatusOr<std::unique_ptr<Client>> Connect(const Global& global) {
-  return Client::Connect(global.server, global.options);
-}
-
 ExitCode RunHealth(Client& client, const std::string& service) {
   const absl::Status status = client.CheckHealth(service);
   if (!status.ok()) return Fail(status);
@@ -65,20 +61,21 @@ void AddDuration(CLI::App& app, const std::string& flag, absl::Duration& duratio
 
 // An option whose values are an enumeration's, by the names users write.
 template <typename Enum>
-void AddChoice(CLI::App& app, const std::string& flag, const std::string& help,
-               const std::map<std::string, Enum>& values, std::function<void(Enum)> set) {
+CLI::Option* AddChoice(CLI::App& app, const std::string& flag, const std::string& help,
+                       const std::map<std::string, Enum>& values, std::function<void(Enum)> set) {
   std::string names;
   for (const auto& [name, value] : values) names += (names.empty() ? "" : "|") + name;
-  app.add_option_function<std::string>(
-         flag,
-         [=](const std::string& text) {
-           const auto found = values.find(text);
-           if (found == values.end()) {
-             throw CLI::ValidationError(flag, "'" + text + "' is none of " + names);
-           }
-           set(found->second);
-         },
-         help)
+  return app
+      .add_option_function<std::string>(
+          flag,
+          [=](const std::string& text) {
+            const auto found = values.find(text);
+            if (found == values.end()) {
+              throw CLI::ValidationError(flag, "'" + text + "' is none of " + names);
+            }
+            set(found->second);
+          },
+          help)
       ->type_name(names);
 }
 
@@ -98,9 +95,11 @@ void AddCallOptions(CLI::App& call, CallArguments& arguments) {
           ->type_name("SEED");
   shape->needs(random);
   random->needs(shape)->excludes(query);
-  AddChoice<v1::DataType>(call, "--dtype", "Type of the random values (float32)",
-                          {{"float32", v1::DATA_TYPE_FLOAT32}, {"float64", v1::DATA_TYPE_FLOAT64}},
-                          [&](v1::DataType dtype) { arguments.random_dtype = dtype; });
+  auto* const dtype = AddChoice<v1::DataType>(
+      call, "--dtype", "Type of the random values (float32)",
+      {{"float32", v1::DATA_TYPE_FLOAT32}, {"float64", v1::DATA_TYPE_FLOAT64}},
+      [&](v1::DataType choice) { arguments.random_dtype = choice; });
+  dtype->needs(random);
   call.add_option("--out", arguments.out, "Where to write the output, a .npy file");
   AddChoice<v1::Path>(
       call, "--path", "How to compute (auto: chunked)",
@@ -153,10 +152,11 @@ ExitCode Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kSuccess : kUsage;
   }
-  const auto client = Connect(global);
+  const Connector connect = [&] { return Client::Connect(global.server, global.options); };
+  if (call->parsed()) return RunCall(connect, arguments);
+  const auto client = connect();
   if (!client.ok()) return Fail(client.status());
   if (lesson->parsed()) return RunLesson(**client);
-  if (call->parsed()) return RunCall(**client, arguments);
   if (health->parsed()) return RunHealth(**client, service);
   if (info->parsed()) return RunInfo(**client);
   return kUsage;

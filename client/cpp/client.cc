@@ -6,6 +6,8 @@
 #include <grpcpp/security/credentials.h>
 
 #include <chrono>
+#include <initializer_list>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -29,6 +31,18 @@ Tensor Take(v1::Tensor* from) {
   return {from->dtype(),
           {from->shape().begin(), from->shape().end()},
           std::move(*from->mutable_data())};
+}
+
+// gRPC keeps a message's length in 31 bits and aborts beyond. Checked before anything is copied.
+absl::Status CheckSize(std::initializer_list<const TensorRef*> tensors) {
+  // For shapes, options and lengths.
+  constexpr uint64_t kOverhead = 1 << 20;
+  constexpr uint64_t kLargest = std::numeric_limits<int32_t>::max() - kOverhead;
+  uint64_t bytes = 0;
+  for (const TensorRef* const tensor : tensors) bytes += tensor->bytes().size();
+  if (bytes <= kLargest) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the tensors have ", bytes, " bytes, a message can hold ", kLargest));
 }
 
 }  // namespace
@@ -77,6 +91,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
 absl::StatusOr<AttendResult> Client::Attend(const TensorRef& query, const TensorRef& key,
                                             const TensorRef& value,
                                             const v1::AttendOptions& options) {
+  if (absl::Status status = CheckSize({&query, &key, &value}); !status.ok()) return status;
   v1::AttendRequest request;
   v1::AttendResponse response;
   Fill(query, request.mutable_query());
@@ -98,6 +113,8 @@ absl::StatusOr<AttendResult> Client::Attend(const TensorRef& query, const Tensor
 
 absl::StatusOr<HeadResult> Client::Head(const HeadInputs& inputs,
                                         const v1::AttendOptions& options) {
+  absl::Status fits = CheckSize({&inputs.x, &inputs.w_q, &inputs.w_k, &inputs.w_v, &inputs.w_o});
+  if (!fits.ok()) return fits;
   v1::HeadRequest request;
   v1::HeadResponse response;
   Fill(inputs.x, request.mutable_x());

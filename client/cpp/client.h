@@ -1,8 +1,9 @@
 // Call an Attendant server from C++.
 //
 //   auto client = attendant::Client::Connect("127.0.0.1:50051");
-//   auto result = (*client)->Attend({q, {1, 8, 128, 64}}, {k, {1, 8, 128, 64}}, {v, {1, 8, 128,
-//   64}}); absl::Span<const float> output = result->output.values<float>();
+//   const std::vector<int64_t> shape = {1, 8, 128, 64};
+//   auto result = (*client)->Attend({query, shape}, {key, shape}, {value, shape});
+//   absl::Span<const float> output = result->output.values<float>();
 //
 // Options are the contract's own message, attendant::v1::AttendOptions, whose fields say what they
 // mean. Nothing throws; every error is an absl::Status with the server's code and message.
@@ -13,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -127,7 +129,8 @@ class Client {
 
   // softmax(scale * query key^T) value. query (B, H, Tq, D), key (B, Hkv, Tk, D), value
   // (B, Hkv, Tk, Dv), or with heads and tokens exchanged by options.layout.
-  // Returns the server's status: INVALID_ARGUMENT names the field that is wrong.
+  // Returns the server's status: INVALID_ARGUMENT names the field that is wrong. RESOURCE_EXHAUSTED
+  // where the tensors do not fit a message.
   absl::StatusOr<AttendResult> Attend(const TensorRef& query, const TensorRef& key,
                                       const TensorRef& value,
                                       const v1::AttendOptions& options = {});

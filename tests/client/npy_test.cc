@@ -2,9 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <fstream>
-#include <sstream>
+
+#include "absl/strings/str_cat.h"
 
 namespace attendant::cli {
 namespace {
@@ -12,7 +14,10 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string PathOf(const std::string& name) { return testing::TempDir() + "/" + name; }
+// Tests run side by side, each in a process of its own.
+std::string PathOf(const std::string& name) {
+  return absl::StrCat(testing::TempDir(), getpid(), "_", name);
+}
 
 std::string WriteBytes(const std::string& name, const std::string& bytes) {
   std::ofstream(PathOf(name), std::ios::binary) << bytes;

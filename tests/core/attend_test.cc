@@ -292,6 +292,26 @@ TYPED_TEST(AttendTest, ExtremeScoresStayFiniteAndRight) {
 }
 
 // A sentinel such as -1e4 is a number like any other: a row of nothing else is uniform.
+// The weights of a second sweep belong to the sums of the first: also where scores round a lot.
+TYPED_TEST(AttendTest, RowsOfWeightsSumToOneHoweverLargeTheScoresAre) {
+  for (const double size : {1.0, 100.0, 1e4, 1e8}) {
+    const Problem problem = ProblemOf<TypeParam>({.queries = 140, .keys = 700, .width = 128},
+                                                 ReturningAll(Causal::kTopLeft));
+    Inputs<TypeParam> inputs = RandomInputs<TypeParam>(problem, 11);
+    for (TypeParam& x : inputs.query) x *= static_cast<TypeParam>(size);
+    for (const Path path : kBothPaths) {
+      const auto results = Compute(On(path, problem), inputs, this->scheduler_);
+      for (int64_t row = 0; row < problem.queries; ++row) {
+        double sum = 0;
+        for (int64_t j = 0; j < problem.keys; ++j) {
+          sum += static_cast<double>(results.weights[row * problem.keys + j]);
+        }
+        ASSERT_NEAR(sum, 1, 1e-5) << NameOf(path) << " " << size << " row " << row;
+      }
+    }
+  }
+}
+
 // One key has all the weight, however large its score is.
 TYPED_TEST(AttendTest, OneKeyGivesItsValueAtAnySizeOfScore) {
   AttendOptions options = ReturningAll();

@@ -197,7 +197,7 @@ TEST(MakeProblemTest, RefusesADTypeThatIsNotFloating) {
     Request request = RequestOf({});
     (request.*tensor).dtype = DType::kUnspecified;
     EXPECT_THAT(request.Refusal(),
-                IsInvalid(name + ".dtype", {"is UNSPECIFIED", "must be FLOAT32, FLOAT64"}));
+                IsInvalid(name + ".dtype", {"is UNSPECIFIED", "must be FLOAT32 or FLOAT64"}));
     (request.*tensor).dtype = DType::kBool;
     EXPECT_THAT(request.Refusal(), IsInvalid(name + ".dtype", {"is BOOL", "must be FLOAT32"}));
   }

@@ -592,6 +592,22 @@ TEST(SchedulerTest, DestructionWaitsForAJobThatDoneSubmits) {
   EXPECT_EQ(second.Wait().code(), absl::StatusCode::kCancelled);
 }
 
+TEST(SchedulerTest, AJobWhoseDeadlineHasPassedStartsNoTile) {
+  Completion completion;
+  std::atomic<int> tiles = 0;
+  Scheduler scheduler(1);
+  auto job = JobOf({{"late", 3,
+                     [&](const TileContext&) {
+                       ++tiles;
+                       return absl::OkStatus();
+                     }}},
+                   completion);
+  job->set_deadline(std::chrono::system_clock::now());
+  scheduler.Submit(std::move(job));
+  EXPECT_EQ(completion.Wait().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(tiles, 0);
+}
+
 TEST(SchedulerTest, TimesAreInOrder) {
   Clock::time_point in_tile;
   Completion completion;

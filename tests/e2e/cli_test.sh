@@ -34,13 +34,19 @@ exits 0 '^output +\(1, 2, 64, 16\)' "$bin/attend" call --query="$work/explicit.n
 exits 0 '^output +\(6, 5\)' "$bin/attend" call --shape=6,5 --random=1 --dtype=float64
 exits 0 '^output +\(6, 5, 4\)' "$bin/attend" call --shape=6,5,4 --random=1 --layout=bthd
 
-# What is wrong gets one line and its own exit code.
+# What is wrong gets one line and its own exit code; arrays are looked at before a server is.
 one_line() { [ "$(wc -l < "$work/out")" = 1 ] || { cat "$work/out" >&2; fail "more than one line"; }; }
 exits 2 'is required|required' "$bin/attend"
 exits 2 'bogus' "$bin/attend" call --bogus
 exits 2 'none of' "$bin/attend" call --shape=1,1 --random=1 --causal=sideways
 exits 2 'give --query' "$bin/attend" call
-exits 2 'must be 0 or more' "$bin/attend" call --shape=1,-1 --random=1
+exits 2 'must be 0 or more' "$bin/attend" call --shape=1,-1 --random=1 --server=127.0.0.1:1
+one_line
+exits 2 'must have 2 to 4' "$bin/attend" call --shape=8 --random=1
+one_line
+exits 2 'a message holds less than' "$bin/attend" call --shape=1,8,400000,64 --random=1
+one_line
+exits 2 'dtype' "$bin/attend" call --query=a --key=b --value=c --dtype=float64
 exits 3 'no server answered at 127.0.0.1:1 ' "$bin/attend" --server=127.0.0.1:1 \
   --connect_timeout=200ms health
 one_line

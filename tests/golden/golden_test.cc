@@ -164,6 +164,12 @@ TEST_F(GoldenTest, Float32MeetsTheFloat64AnswerToTheRoundedInputs) {
           ComputeInProcess<float, v1::AttendRequest, v1::AttendResponse>(request, scheduler_);
       EXPECT_TRUE(Near(ValuesOf<float>(actual.output()), oracle.output, t.output));
       EXPECT_TRUE(Near(ValuesOf<float>(actual.logsumexp()), oracle.logsumexp, t.logsumexp));
+      if (problem.return_weights) {
+        EXPECT_TRUE(Near(ValuesOf<float>(actual.weights()), oracle.weights, t.tiny, t.weight));
+      }
+      if (problem.return_key_sums) {
+        EXPECT_TRUE(Near(ValuesOf<float>(actual.key_sums()), oracle.key_sums, t.tiny, t.key_sum));
+      }
     }
   }
 }

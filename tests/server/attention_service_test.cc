@@ -218,8 +218,7 @@ TEST_F(AttentionServiceTest, WhatIsNotServedYetIsUnimplemented) {
   expect_unimplemented(stub_->Estimate(&contexts[2], {}, &estimate));
   v1::MergeResponse merge;
   expect_unimplemented(stub_->Merge(&contexts[3], {}, &merge));
-  EXPECT_EQ(stub_->AttendStream(&contexts[4])->Finish().error_code(),
-            grpc::StatusCode::UNIMPLEMENTED);
+  expect_unimplemented(stub_->AttendStream(&contexts[4])->Finish());
 }
 
 TEST_F(AttentionServiceTest, ADeadlineThatPassesInTheQueueIsNeverComputed) {
@@ -230,10 +229,10 @@ TEST_F(AttentionServiceTest, ADeadlineThatPassesInTheQueueIsNeverComputed) {
   v1::AttendResponse response;
   const grpc::Status status = stub_->Attend(&context, MeanRequest(), &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-  // The threads were occupied until here; the server has heard of the deadline when its own timer
-  // has fired, which the call's end does not wait for: the job is stopped by then or soon after.
   release.count_down();
   ASSERT_TRUE(service_.WaitUntilIdle(std::chrono::steady_clock::now() + std::chrono::seconds(30)));
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_cancelled_total{stage=\"queue\"} 1"));
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_flops_total{path=\"chunked\"} 0"));
   EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_inflight_requests 0"));
   EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_inflight_flops 0"));
 }
@@ -249,6 +248,8 @@ TEST_F(AttentionServiceTest, ACancelledCallGivesItsThreadsBack) {
   context.TryCancel();
   EXPECT_EQ(call.get().error_code(), grpc::StatusCode::CANCELLED);
   ASSERT_TRUE(service_.WaitUntilIdle(std::chrono::steady_clock::now() + std::chrono::seconds(30)));
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_cancelled_total{stage=\"compute\"} 1"));
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_flops_total{path=\"chunked\"} 0"));
   EXPECT_EQ(core::Workspace::Process().current_bytes(), 0);
   v1::AttendResponse next;
   EXPECT_TRUE(Attend(MeanRequest(), &next).ok());
