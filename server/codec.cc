@@ -189,7 +189,7 @@ absl::StatusOr<core::HeadProblem> ProblemOf(const v1::HeadRequest& request) {
   return problem;
 }
 
-void MakeTensor(core::DType dtype, std::vector<int64_t> shape, v1::Tensor* tensor) {
+void MakeTensor(core::DType dtype, const std::vector<int64_t>& shape, v1::Tensor* tensor) {
   tensor->set_dtype(DTypeToProto(dtype));
   int64_t bytes = core::SizeOf(dtype);
   for (const int64_t size : shape) {
@@ -204,15 +204,15 @@ core::AttendTensors<T> TensorsOf(const core::Problem& p, const v1::AttendRequest
                                  v1::AttendResponse* response) {
   std::vector<int64_t> output_shape = {p.batch, p.heads, p.queries, p.value_width};
   if (p.layout == core::Layout::kBthd) std::swap(output_shape[1], output_shape[2]);
-  MakeTensor(p.dtype, std::move(output_shape), response->mutable_output());
+  MakeTensor(p.dtype, output_shape, response->mutable_output());
   core::AttendTensors<T> t;
   t.query = {Elements<T>(request.query()), p.layout, p.heads, p.queries, p.width};
   t.key = {Elements<T>(request.key()), p.layout, p.kv_heads, p.keys, p.width};
   t.value = {Elements<T>(request.value()), p.layout, p.kv_heads, p.keys, p.value_width};
   t.output = {MutableElements<T>(response->mutable_output()), p.layout, p.heads, p.queries,
               p.value_width};
-  const auto make = [&](std::vector<int64_t> shape, v1::Tensor* tensor) {
-    MakeTensor(p.dtype, std::move(shape), tensor);
+  const auto make = [&](const std::vector<int64_t>& shape, v1::Tensor* tensor) {
+    MakeTensor(p.dtype, shape, tensor);
     return MutableElements<T>(tensor);
   };
   if (p.return_weights) {
@@ -231,8 +231,8 @@ template <typename T>
 core::HeadTensors<T> TensorsOf(const core::HeadProblem& head, const v1::HeadRequest& request,
                                v1::HeadResponse* response) {
   const core::Problem& p = head.attend;
-  const auto make = [&](std::vector<int64_t> shape, v1::Tensor* tensor) {
-    MakeTensor(p.dtype, std::move(shape), tensor);
+  const auto make = [&](const std::vector<int64_t>& shape, v1::Tensor* tensor) {
+    MakeTensor(p.dtype, shape, tensor);
     return MutableElements<T>(tensor);
   };
   core::HeadTensors<T> t;

@@ -33,7 +33,7 @@ absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request);
 absl::StatusOr<core::HeadProblem> ProblemOf(const v1::HeadRequest& request);
 
 // Sets dtype and shape, and makes the data that long.
-void MakeTensor(core::DType dtype, std::vector<int64_t> shape, v1::Tensor* tensor);
+void MakeTensor(core::DType dtype, const std::vector<int64_t>& shape, v1::Tensor* tensor);
 
 // The elements. A std::string's data is aligned to 8 bytes or more, its own short buffer included.
 template <typename T>

@@ -83,19 +83,19 @@ class Metrics::Series {
       for (size_t path = 0; path < kPathNames.size(); ++path) AddRequests(method, path);
     }
     for (size_t path = 0; path < kComputePaths; ++path) {
-      flops[path] = &flops_family.Add({{"path", kPathNames[path]}});
+      flops[path] = &flops_family_.Add({{"path", kPathNames[path]}});
       for (size_t bucket = 0; bucket < kTokenBuckets; ++bucket) AddCompute(path, bucket);
     }
     for (size_t bucket = 0; bucket < kTokenBuckets; ++bucket) {
-      explicit_bytes[bucket] = &explicit_bytes_family.Add({{"tokens", TokenBucketName(bucket)}});
+      explicit_bytes[bucket] = &explicit_bytes_family_.Add({{"tokens", TokenBucketName(bucket)}});
     }
     for (size_t i = 0; i < cancelled.size(); ++i) {
-      cancelled[i] = &cancelled_family.Add({{"stage", kCancelStageNames[i]}});
+      cancelled[i] = &cancelled_family_.Add({{"stage", kCancelStageNames[i]}});
     }
     for (size_t i = 0; i < shed.size(); ++i) {
-      shed[i] = &shed_family.Add({{"reason", kShedReasonNames[i]}});
+      shed[i] = &shed_family_.Add({{"reason", kShedReasonNames[i]}});
     }
-    build_info_family
+    build_info_family_
         .Add({{"version", build_info.version},
               {"kernel", build_info.kernel},
               {"simd", build_info.simd}})
@@ -151,66 +151,66 @@ class Metrics::Series {
   void AddRequests(size_t method, size_t path) {
     const prometheus::Labels labels = {{"method", kMethodNames[method]},
                                        {"path", kPathNames[path]}};
-    request_seconds[method][path] = &request_seconds_family.Add(labels, kSeconds);
+    request_seconds[method][path] = &request_seconds_family_.Add(labels, kSeconds);
     for (int code = 0; code < kCodes; ++code) {
       prometheus::Labels with_code = labels;
       with_code["code"] = absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
-      requests[method][path][code] = &requests_family.Add(with_code);
+      requests[method][path][code] = &requests_family_.Add(with_code);
     }
   }
 
   void AddCompute(size_t path, size_t bucket) {
     const prometheus::Labels labels = {{"path", kPathNames[path]},
                                        {"tokens", TokenBucketName(bucket)}};
-    compute_seconds[path][bucket] = &compute_seconds_family.Add(labels, kSeconds);
-    peak_workspace[path][bucket] = &peak_workspace_family.Add(labels);
+    compute_seconds[path][bucket] = &compute_seconds_family_.Add(labels, kSeconds);
+    peak_workspace[path][bucket] = &peak_workspace_family_.Add(labels);
   }
 
-  prometheus::Family<prometheus::Counter>& requests_family =
+  prometheus::Family<prometheus::Counter>& requests_family_ =
       prometheus::BuildCounter()
           .Name("attendant_requests_total")
           .Help("Requests answered, by method, path and status code.")
           .Register(*registry);
-  prometheus::Family<prometheus::Histogram>& request_seconds_family =
+  prometheus::Family<prometheus::Histogram>& request_seconds_family_ =
       prometheus::BuildHistogram()
           .Name("attendant_request_duration_seconds")
           .Help("From a request's arrival to its answer.")
           .Register(*registry);
-  prometheus::Family<prometheus::Histogram>& compute_seconds_family =
+  prometheus::Family<prometheus::Histogram>& compute_seconds_family_ =
       prometheus::BuildHistogram()
           .Name("attendant_compute_duration_seconds")
           .Help(
               "From the first tile's start to the last tile's end, of completed jobs; tokens is "
               "the larger of query and key tokens, rounded up.")
           .Register(*registry);
-  prometheus::Family<prometheus::Gauge>& peak_workspace_family =
+  prometheus::Family<prometheus::Gauge>& peak_workspace_family_ =
       prometheus::BuildGauge()
           .Name("attendant_peak_workspace_bytes")
           .Help("Most workspace that one call held, the largest since the start.")
           .Register(*registry);
-  prometheus::Family<prometheus::Counter>& flops_family =
+  prometheus::Family<prometheus::Counter>& flops_family_ =
       prometheus::BuildCounter()
           .Name("attendant_flops_total")
           .Help("Floating-point operations of the matrix products of completed jobs.")
           .Register(*registry);
-  prometheus::Family<prometheus::Counter>& explicit_bytes_family =
+  prometheus::Family<prometheus::Counter>& explicit_bytes_family_ =
       prometheus::BuildCounter()
           .Name("attendant_explicit_equivalent_bytes_total")
           .Help("Workspace that the explicit path would have needed for the completed jobs.")
           .Register(*registry);
-  prometheus::Family<prometheus::Counter>& cancelled_family =
+  prometheus::Family<prometheus::Counter>& cancelled_family_ =
       prometheus::BuildCounter()
           .Name("attendant_cancelled_total")
           .Help(
               "Jobs stopped by their caller, their deadline or a shutdown, by how far they had "
               "come.")
           .Register(*registry);
-  prometheus::Family<prometheus::Counter>& shed_family =
+  prometheus::Family<prometheus::Counter>& shed_family_ =
       prometheus::BuildCounter()
           .Name("attendant_shed_total")
           .Help("Requests turned away because of load, by reason.")
           .Register(*registry);
-  prometheus::Family<prometheus::Gauge>& build_info_family =
+  prometheus::Family<prometheus::Gauge>& build_info_family_ =
       prometheus::BuildGauge()
           .Name("attendant_build_info")
           .Help("1, with the version and what it computes with as labels.")

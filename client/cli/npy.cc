@@ -92,7 +92,7 @@ absl::StatusOr<std::string> ReadHeader(std::istream& file) {
   if (!file.read(start, sizeof(start)) || absl::string_view(start, kMagic.size()) != kMagic) {
     return absl::InvalidArgumentError("it is no .npy file");
   }
-  const int version = start[6];
+  const int version = static_cast<unsigned char>(start[6]);
   if (version < 1 || version > 3) {
     return absl::InvalidArgumentError(
         absl::StrCat("its .npy version is ", version, ", must be 1 to 3"));

@@ -48,7 +48,7 @@ absl::Status CheckSize(std::initializer_list<const TensorRef*> tensors) {
 }  // namespace
 
 struct Client::Stubs {
-  explicit Stubs(std::shared_ptr<grpc::Channel> c)
+  explicit Stubs(const std::shared_ptr<grpc::Channel>& c)
       : channel(c),
         attention(v1::Attention::NewStub(c)),
         health(grpc::health::v1::Health::NewStub(c)) {}
