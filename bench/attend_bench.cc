@@ -15,6 +15,7 @@
 #include "core/attend.h"
 #include "core/cost.h"
 #include "core/gemm.h"
+#include "core/kernel.h"
 #include "core/machine.h"
 #include "core/scheduler.h"
 #include "core/version.h"
@@ -77,7 +78,7 @@ Problem ProblemOf(const Case& c, DType dtype) {
 }
 
 template <typename T>
-Rates Measure(const Case& c, Scheduler& scheduler, double seconds) {
+Rates Measure(const Case& c, Scheduler& scheduler, Kernel kernel, double seconds) {
   const Problem problem = ProblemOf(c, DTypeOf<T>());
   const int64_t elements = c.batch * c.heads * c.tokens * c.width;
   const std::vector<T> query = Normal<T>(elements, 1);
@@ -96,7 +97,7 @@ Rates Measure(const Case& c, Scheduler& scheduler, double seconds) {
     rates.peak.push_back(sizeof(T) == sizeof(float) ? peak.float32 : peak.float64);
     Workspace workspace;
     const auto begin = Clock::now();
-    auto stages = AttendStages<T>(problem, tensors, {&workspace, scheduler.threads()});
+    auto stages = AttendStages<T>(problem, tensors, {&workspace, scheduler.threads(), kernel});
     const absl::Status status = stages.ok() ? scheduler.Run(*std::move(stages)) : stages.status();
     const std::chrono::duration<double> elapsed = Clock::now() - begin;
     if (!status.ok()) {
@@ -110,8 +111,8 @@ Rates Measure(const Case& c, Scheduler& scheduler, double seconds) {
 }
 
 template <typename T>
-void Report(const Case& c, Scheduler& scheduler, double seconds) {
-  const Rates rates = Measure<T>(c, scheduler, seconds);
+void Report(const Case& c, Scheduler& scheduler, Kernel kernel, double seconds) {
+  const Rates rates = Measure<T>(c, scheduler, kernel, seconds);
   std::printf("%-8s %-8s %2lld %3lld %6lld %4lld %-8s %9.1f %9.1f %9.1f %6.2f %6.2f %12lld\n",
               std::string(NameOf(DTypeOf<T>())).c_str(), std::string(NameOf(c.path)).c_str(),
               static_cast<long long>(c.batch), static_cast<long long>(c.heads),
@@ -126,14 +127,19 @@ void Report(const Case& c, Scheduler& scheduler, double seconds) {
 int Main(int argc, char** argv) {
   int threads = AvailableCpus();
   double seconds = 3;
+  Kernel kernel = Kernel::kFused;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument.rfind("--threads=", 0) == 0) {
       threads = std::atoi(argument.c_str() + 10);
     } else if (argument.rfind("--seconds=", 0) == 0) {
       seconds = std::atof(argument.c_str() + 10);
+    } else if (argument == "--kernel=fused" || argument == "--kernel=onednn") {
+      kernel = argument == "--kernel=fused" ? Kernel::kFused : Kernel::kOneDnn;
     } else {
-      std::fprintf(stderr, "usage: attend_bench [--threads=N] [--seconds=S a case]\n");
+      std::fprintf(
+          stderr,
+          "usage: attend_bench [--threads=N] [--seconds=S a case] [--kernel=fused|onednn]\n");
       return argument == "--help" ? 0 : 2;
     }
   }
@@ -144,13 +150,13 @@ int Main(int argc, char** argv) {
   Scheduler scheduler(threads);
   std::printf(
       "attend_bench %s, %s, softmax on %s, float32 by %s (%s), float64 by %s, %d threads\n\n",
-      Version(), CpuName().c_str(), SimdTarget().c_str(), KernelName(DType::kFloat32).c_str(),
-      GemmLibraryVersion().c_str(), KernelName(DType::kFloat64).c_str(), threads);
+      Version(), CpuName().c_str(), SimdTarget().c_str(), NameOf(kernel, DType::kFloat32).c_str(),
+      GemmLibraryVersion().c_str(), NameOf(kernel, DType::kFloat64).c_str(), threads);
   std::printf("%-8s %-8s %2s %3s %6s %4s %-8s %9s %9s %9s %6s %6s %12s\n", "dtype", "path", "B",
               "H", "T", "D", "causal", "GFLOP/s", "median", "peak", "share", "median",
               "workspace B");
-  for (const Case& c : kCases) Report<float>(c, scheduler, seconds);
-  Report<double>({Path::kChunked, 1, 8, 2048, 64, Causal::kNone}, scheduler, seconds);
+  for (const Case& c : kCases) Report<float>(c, scheduler, kernel, seconds);
+  Report<double>({Path::kChunked, 1, 8, 2048, 64, Causal::kNone}, scheduler, kernel, seconds);
   return 0;
 }
 

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "core/job.h"
+#include "core/kernel.h"
 #include "core/problem.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
@@ -30,6 +31,7 @@ struct AttendTensors {
 struct Resources {
   Workspace* workspace = nullptr;  // outlives the stages
   int threads = 1;                 // of the scheduler that runs them
+  Kernel kernel = Kernel::kFused;  // of the chunked path
 };
 
 // The stages that compute a problem. They may write to the output at any time, and have written

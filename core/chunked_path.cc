@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/checked_math.h"
+#include "core/fused_path.h"
 #include "core/gemm.h"
 #include "core/softmax.h"
 #include "core/tiling.h"
@@ -255,7 +256,8 @@ class ChunkedJob {
 
 }  // namespace
 
-int64_t ChunkedWorkspaceBytes(const Problem& p, int threads) {
+int64_t ChunkedWorkspaceBytes(const Problem& p, int threads, Kernel kernel) {
+  if (kernel == Kernel::kFused) return FusedWorkspaceBytes(p, threads);
   const int64_t rows =
       NeedsSecondSweep(p) ? SaturatingProduct({2, p.batch, p.heads, p.queries}) : 0;
   return SaturatingProduct(
@@ -266,6 +268,7 @@ template <typename T>
 absl::StatusOr<std::vector<Stage>> ChunkedStages(const Problem& problem,
                                                  const AttendTensors<T>& tensors,
                                                  const Resources& resources) {
+  if (resources.kernel == Kernel::kFused) return FusedStages(problem, tensors, resources);
   auto job = std::make_shared<ChunkedJob<T>>(problem, tensors, resources);
   std::vector<Stage> stages;
   const Tiling queries(problem, problem.queries, kQueryBlock);

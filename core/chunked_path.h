@@ -23,7 +23,7 @@ namespace attendant::core {
 // Most bytes of workspace on that many compute threads: one scratch a thread, and, where weights or
 // key sums are returned, two numbers a row for the second sweep. Independent of Tq * Tk. A block of
 // values that has a hidden NaN or infinity is copied beside it.
-int64_t ChunkedWorkspaceBytes(const Problem& problem, int threads);
+int64_t ChunkedWorkspaceBytes(const Problem& problem, int threads, Kernel kernel);
 
 // See AttendStages. Weights and key sums come from a second sweep over the scores, which writes the
 // weights straight to where they are returned.

@@ -41,11 +41,11 @@ int64_t PathCost::flops() const {
   return sum;
 }
 
-PathCost CostOf(const Problem& p, int threads) {
+PathCost CostOf(const Problem& p, int threads, Kernel kernel) {
   const int64_t pairs = Pairs(p);
   PathCost cost;
-  cost.workspace_bytes =
-      p.path == Path::kExplicit ? ExplicitWorkspaceBytes(p) : ChunkedWorkspaceBytes(p, threads);
+  cost.workspace_bytes = p.path == Path::kExplicit ? ExplicitWorkspaceBytes(p)
+                                                   : ChunkedWorkspaceBytes(p, threads, kernel);
   const int64_t score_bytes = p.path == Path::kExplicit
                                   ? Bytes(p, {p.batch, p.heads, p.queries, p.keys})
                                   : cost.workspace_bytes;
@@ -58,9 +58,9 @@ PathCost CostOf(const Problem& p, int threads) {
   return cost;
 }
 
-PathCost CostOf(const HeadProblem& h, int threads) {
+PathCost CostOf(const HeadProblem& h, int threads, Kernel kernel) {
   const Problem& p = h.attend;
-  PathCost cost = CostOf(p, threads);
+  PathCost cost = CostOf(p, threads, kernel);
   if (!h.return_intermediates) {
     cost.workspace_bytes = SaturatingSum({cost.workspace_bytes, HeadTensorBytes(h)});
   }

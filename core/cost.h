@@ -29,13 +29,14 @@ struct PathCost {
 
 // scores, softmax, values; on problem.path.
 //   scores   2 * pairs * D flops, softmax  kSoftmaxFlops * pairs, values  2 * pairs * Dv
-// where pairs = B * H * (visible query-key pairs of a head). `threads`: of the scheduler.
-PathCost CostOf(const Problem& problem, int threads);
+// where pairs = B * H * (visible query-key pairs of a head). `threads`: of the scheduler;
+// `kernel`: of the chunked path.
+PathCost CostOf(const Problem& problem, int threads, Kernel kernel = Kernel::kFused);
 
 // projections and output_projection around them:
 //   projections  2 * B * T * d_model * H * (2 d_k + d_v) flops, output  2 * B * T * H * d_v *
 //   d_model
-PathCost CostOf(const HeadProblem& problem, int threads);
+PathCost CostOf(const HeadProblem& problem, int threads, Kernel kernel = Kernel::kFused);
 
 // Scale, compare, subtract, exponentiate, add.
 inline constexpr int64_t kSoftmaxFlops = 5;

@@ -91,8 +91,9 @@ struct ExplicitJob {
 };
 
 // Where the scores can never fit: what would.
-absl::Status WithAdvice(const absl::Status& status, const Problem& problem, int threads) {
-  const int64_t chunked = ChunkedWorkspaceBytes(problem, threads);
+absl::Status WithAdvice(const absl::Status& status, const Problem& problem,
+                        const Resources& resources) {
+  const int64_t chunked = ChunkedWorkspaceBytes(problem, resources.threads, resources.kernel);
   if (!LimitOf(status).has_value() || chunked >= ExplicitWorkspaceBytes(problem)) return status;
   return OverLimit(*LimitOf(status),
                    absl::StrCat(DescriptionOf(status), "; PATH_CHUNKED needs ", chunked));
@@ -117,7 +118,7 @@ absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem& problem,
   if (job->scores == nullptr) {
     auto scratch = resources.workspace->Allocate<T>(ExplicitWorkspaceBytes(problem) /
                                                     static_cast<int64_t>(sizeof(T)));
-    if (!scratch.ok()) return WithAdvice(scratch.status(), problem, resources.threads);
+    if (!scratch.ok()) return WithAdvice(scratch.status(), problem, resources);
     job->scratch = *std::move(scratch);
     job->scores = job->scratch.data();
   }

@@ -77,7 +77,7 @@ std::string GemmLibraryVersion() {
   return absl::StrCat("oneDNN ", version->major, ".", version->minor, ".", version->patch);
 }
 
-std::string KernelName(DType dtype) {
+std::string GemmKernelName(DType dtype) {
   if (dtype == DType::kFloat64) return absl::StrCat("openblas/", openblas_get_corename());
   return absl::StrCat("onednn/", OneDnnInstructionSet());
 }

@@ -26,7 +26,7 @@ void PrepareThreadForGemm();
 
 // Which library multiplies matrices of this type, and the instruction set it chose: "onednn/AVX2",
 // "openblas/Zen".
-std::string KernelName(DType dtype);
+std::string GemmKernelName(DType dtype);
 
 // Such as "oneDNN 2.6.3".
 std::string GemmLibraryVersion();

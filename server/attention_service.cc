@@ -10,7 +10,6 @@
 #include "core/cost.h"
 #include "core/errors.h"
 #include "core/explicit_path.h"
-#include "core/gemm.h"
 #include "core/head.h"
 #include "core/version.h"
 #include "server/codec.h"
@@ -158,7 +157,9 @@ class AttentionService::Call final : public grpc::ServerUnaryReactor {
     work.stats->set_peak_workspace_bytes(record.peak_workspace_bytes);
     work.stats->set_flops(work.flops);
     work.stats->set_threads(service_.scheduler_.threads());
-    work.stats->set_kernel(core::KernelName(work.dtype));
+    work.stats->set_kernel(core::NameOf(
+        work.path == core::Path::kExplicit ? core::Kernel::kOneDnn : service_.limits_.kernel,
+        work.dtype));
   }
 
   void OnCancel() override {
@@ -203,7 +204,7 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
     if (!problem.ok()) return problem.status();
     absl::Status fits = CheckResponseBytes(core::ResponseBytes(*problem));
     if (!fits.ok()) return fits;
-    const core::Resources resources{&workspace, scheduler_.threads()};
+    const core::Resources resources{&workspace, scheduler_.threads(), limits_.kernel};
     auto stages = problem->dtype == core::DType::kFloat32
                       ? core::AttendStages(*problem, TensorsOf<float>(*problem, *request, response),
                                            resources)
@@ -223,7 +224,7 @@ grpc::ServerUnaryReactor* AttentionService::Head(grpc::CallbackServerContext* co
     if (!problem.ok()) return problem.status();
     absl::Status fits = CheckResponseBytes(core::ResponseBytes(*problem));
     if (!fits.ok()) return fits;
-    const core::Resources resources{&workspace, scheduler_.threads()};
+    const core::Resources resources{&workspace, scheduler_.threads(), limits_.kernel};
     auto stages =
         problem->attend.dtype == core::DType::kFloat32
             ? core::HeadStages(*problem, TensorsOf<float>(*problem, *request, response), resources)
@@ -240,7 +241,7 @@ grpc::ServerUnaryReactor* AttentionService::Info(grpc::CallbackServerContext* co
                                                  v1::InfoResponse* response) {
   auto* const call = new Call(*this, context, Method::kInfo);
   response->set_version(core::Version());
-  response->set_kernel(core::KernelName(core::DType::kFloat32));
+  response->set_kernel(core::NameOf(limits_.kernel, core::DType::kFloat32));
   response->set_cpu(core::CpuName());
   response->set_compute_threads(scheduler_.threads());
   response->set_max_message_bytes(limits_.max_message_bytes);

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "attendant/v1/attention.grpc.pb.h"
+#include "core/kernel.h"
 #include "core/machine.h"
 #include "core/mutex.h"
 #include "core/problem.h"
@@ -43,6 +44,7 @@ class AttentionService final : public v1::Attention::CallbackService {
   struct Limits {
     int64_t max_message_bytes = 0;
     core::PeakFlops peak;
+    core::Kernel kernel = core::Kernel::kFused;  // of the chunked path
   };
 
   // scheduler and metrics must outlive the service, and the service every call.

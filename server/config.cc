@@ -84,6 +84,22 @@ void AddThreads(CLI::App& app, const std::string& flag, int& threads, const std:
       ->envname(EnvironmentName(flag));
 }
 
+void AddKernel(CLI::App& app, const std::string& flag, core::Kernel& kernel,
+               const std::string& help) {
+  app.add_option_function<std::string>(
+         flag,
+         [&kernel, flag](const std::string& text) {
+           if (text != "fused" && text != "onednn") {
+             throw CLI::ValidationError(flag, "'" + text + "' is neither fused nor onednn");
+           }
+           kernel = text == "fused" ? core::Kernel::kFused : core::Kernel::kOneDnn;
+         },
+         help)
+      ->type_name("NAME")
+      ->default_str("fused")
+      ->envname(EnvironmentName(flag));
+}
+
 void AddAddress(CLI::App& app, const std::string& flag, std::string& address,
                 const std::string& help) {
   Add(app, flag, address, help)
@@ -131,6 +147,8 @@ ParsedConfig ParseConfig(int argc, const char* const* argv) {
              "Where to serve Prometheus metrics, over HTTP at /metrics");
   AddThreads(app, "--compute_threads", config.compute_threads,
              "Threads that compute: 1 to 1024, or auto: one a CPU that this process may use");
+  AddKernel(app, "--kernel", config.kernel,
+            "What computes the chunked path: fused, our own, or onednn, library products");
   Add(app, "--max_message_bytes", config.max_message_bytes,
       "Largest request and response, from 64KiB to 2GiB less a byte; units such as MiB are "
       "understood")

@@ -7,13 +7,15 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "core/kernel.h"
 
 namespace attendant::server {
 
 struct Config {
   std::string listen = "0.0.0.0:50051";
   std::string metrics_listen = "0.0.0.0:9464";
-  int compute_threads = 0;  // 0: as many as CPUs are ours
+  int compute_threads = 0;                     // 0: as many as CPUs are ours
+  core::Kernel kernel = core::Kernel::kFused;  // of the chunked path
   int64_t max_message_bytes = int64_t{256} << 20;
   absl::Duration drain_delay = absl::Seconds(5);
   absl::Duration drain_timeout = absl::Seconds(20);

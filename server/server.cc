@@ -40,10 +40,11 @@ core::PeakFlops MeasurePeak(const Config& config, core::Scheduler& scheduler, Me
 
 Server::Server(const Config& config)
     : config_(config),
-      metrics_({core::Version(), core::KernelName(core::DType::kFloat32), core::SimdTarget()}),
+      metrics_({core::Version(), core::NameOf(config.kernel, core::DType::kFloat32),
+                core::SimdTarget()}),
       scheduler_(config.compute_threads > 0 ? config.compute_threads : core::AvailableCpus()),
-      service_({config.max_message_bytes, MeasurePeak(config, scheduler_, metrics_)}, scheduler_,
-               metrics_) {}
+      service_({config.max_message_bytes, MeasurePeak(config, scheduler_, metrics_), config.kernel},
+               scheduler_, metrics_) {}
 
 Server::~Server() {
   if (grpc_ != nullptr) Shutdown(absl::ZeroDuration());
@@ -98,11 +99,11 @@ absl::Status Server::StartGrpc() {
 }
 
 std::string Server::Description() const {
-  return absl::StrCat("attendant ", core::Version(), " serves gRPC on ", address_,
-                      ", metrics on http://", metrics_address_, "/metrics; ", scheduler_.threads(),
-                      " compute threads on ", core::CpuName(), "; ", core::GemmLibraryVersion(),
-                      " (", core::KernelName(core::DType::kFloat32), ", ",
-                      core::KernelName(core::DType::kFloat64), "), SIMD ", core::SimdTarget());
+  return absl::StrCat(
+      "attendant ", core::Version(), " serves gRPC on ", address_, ", metrics on http://",
+      metrics_address_, "/metrics; ", scheduler_.threads(), " compute threads on ", core::CpuName(),
+      "; ", core::GemmLibraryVersion(), " (", core::NameOf(config_.kernel, core::DType::kFloat32),
+      ", ", core::NameOf(config_.kernel, core::DType::kFloat64), "), SIMD ", core::SimdTarget());
 }
 
 void Server::StopBeingReady() {

@@ -300,11 +300,13 @@ TEST(CostTest, ChunkedWorkspaceGrowsWithTheThreads) {
 
 TEST(CostTest, ASecondSweepHoldsTwoNumbersARow) {
   Problem problem = SquareProblem(Path::kChunked, 1000);
-  const int64_t one_sweep = CostOf(problem, 3).workspace_bytes;
+  const int64_t one_sweep = CostOf(problem, 3, Kernel::kOneDnn).workspace_bytes;
   problem.return_key_sums = true;
-  EXPECT_EQ(CostOf(problem, 3).workspace_bytes, one_sweep + 2 * 4 * (2 * 4 * 1000));
+  EXPECT_EQ(CostOf(problem, 3, Kernel::kOneDnn).workspace_bytes,
+            one_sweep + 2 * 4 * (2 * 4 * 1000));
   problem.return_weights = true;
-  EXPECT_EQ(CostOf(problem, 3).workspace_bytes, one_sweep + 2 * 4 * (2 * 4 * 1000));
+  EXPECT_EQ(CostOf(problem, 3, Kernel::kOneDnn).workspace_bytes,
+            one_sweep + 2 * 4 * (2 * 4 * 1000));
 }
 
 TEST(CostTest, AHeadHoldsItsProjectionsUnlessTheyAreReturned) {
@@ -320,7 +322,7 @@ TEST(CostTest, WorkspaceIsWhatThePathsSay) {
   EXPECT_EQ(CostOf(SmallProblem(Path::kExplicit), 3).workspace_bytes,
             ExplicitWorkspaceBytes(SmallProblem(Path::kExplicit)));
   EXPECT_EQ(CostOf(SmallProblem(Path::kChunked), 3).workspace_bytes,
-            ChunkedWorkspaceBytes(SmallProblem(Path::kChunked), 3));
+            ChunkedWorkspaceBytes(SmallProblem(Path::kChunked), 3, Kernel::kFused));
 }
 
 }  // namespace

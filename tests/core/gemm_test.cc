@@ -157,8 +157,8 @@ TYPED_TEST(GemmTest, NotANumberReachesItsRowOnly) {
 }
 
 TEST(GemmLibraryTest, NamesTheKernels) {
-  EXPECT_THAT(KernelName(DType::kFloat32), testing::MatchesRegex("onednn/.+"));
-  EXPECT_THAT(KernelName(DType::kFloat64), testing::MatchesRegex("openblas/.+"));
+  EXPECT_THAT(GemmKernelName(DType::kFloat32), testing::MatchesRegex("onednn/.+"));
+  EXPECT_THAT(GemmKernelName(DType::kFloat64), testing::MatchesRegex("openblas/.+"));
   EXPECT_THAT(GemmLibraryVersion(), testing::MatchesRegex("oneDNN [0-9]+\\.[0-9]+\\.[0-9]+"));
 }
 

@@ -134,11 +134,18 @@ struct Memory {
   Results<T> results;
 };
 
+// The kernel that Compute uses on the chunked path.
+inline Kernel& KernelUnderTest() {
+  static Kernel kernel = Kernel::kFused;
+  return kernel;
+}
+
 template <typename T>
 Results<T> Compute(const Problem& problem, const Inputs<T>& inputs, Scheduler& scheduler) {
   Memory<T> memory(problem, inputs);
   Workspace workspace;
-  auto stages = AttendStages<T>(problem, memory.Tensors(), {&workspace, scheduler.threads()});
+  auto stages = AttendStages<T>(problem, memory.Tensors(),
+                                {&workspace, scheduler.threads(), KernelUnderTest()});
   const absl::Status status = stages.ok() ? scheduler.Run(*std::move(stages)) : stages.status();
   EXPECT_EQ(status, absl::OkStatus());
   memory.results.peak_workspace_bytes = workspace.peak_bytes();
@@ -220,7 +227,8 @@ constexpr double UnitRoundoff() {
 //   key_sum    a sum of Tq weights, all of one sign.
 //   logsumexp  absolute: e, the relative error of the sum, and one rounding of a result that is at
 //              most S + ln Tk, in base 2 and again in base e.
-//   tiny       weights below 2^-125 (float), 2^-1021 (double) are 0.
+//   tiny       the fused kernel's reference is up to 33 above the maximum in base 2: weights below
+//              2^-92 (float), 2^-988 (double) of the largest may be 0.
 template <typename T>
 Tolerance ToleranceOf(const Problem& p, const Magnitudes& magnitudes) {
   const double u = UnitRoundoff<T>();
@@ -234,7 +242,7 @@ Tolerance ToleranceOf(const Problem& p, const Magnitudes& magnitudes) {
   tolerance.logsumexp =
       score + sum +
       2 * u * (magnitudes.score + std::log(static_cast<double>(std::max<int64_t>(p.keys, 1))));
-  tolerance.tiny = 4 * static_cast<double>(std::numeric_limits<T>::min()) *
+  tolerance.tiny = 4 * (sizeof(T) == 4 ? 0x1p-92 : 0x1p-988) *
                    static_cast<double>(std::max<int64_t>(p.queries, 1));
   return tolerance;
 }

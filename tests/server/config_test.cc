@@ -50,7 +50,7 @@ TEST(ConfigTest, EveryFlagIsRead) {
   const ParsedConfig parsed =
       Parse({"--listen=127.0.0.1:1", "--metrics_listen", "[::1]:2", "--compute_threads=3",
              "--max_message_bytes=1MiB", "--drain_delay=250ms", "--drain_timeout=1m30s",
-             "--measure_peak=false"});
+             "--measure_peak=false", "--kernel=onednn"});
   ASSERT_FALSE(parsed.exit_code.has_value());
   EXPECT_EQ(parsed.config.listen, "127.0.0.1:1");
   EXPECT_EQ(parsed.config.metrics_listen, "[::1]:2");
@@ -59,6 +59,7 @@ TEST(ConfigTest, EveryFlagIsRead) {
   EXPECT_EQ(parsed.config.drain_delay, absl::Milliseconds(250));
   EXPECT_EQ(parsed.config.drain_timeout, absl::Seconds(90));
   EXPECT_FALSE(parsed.config.measure_peak);
+  EXPECT_EQ(parsed.config.kernel, core::Kernel::kOneDnn);
 }
 
 TEST(ConfigTest, AutoMeansAsManyThreadsAsCpus) {
@@ -106,6 +107,7 @@ INSTANTIATE_TEST_SUITE_P(Arguments, BadConfigTest,
                                          BadCase{"--drain_delay=5", "'5' is no duration"},
                                          BadCase{"--drain_timeout=-1s", "'-1s' is no duration"},
                                          BadCase{"--measure_peak=maybe", "maybe"},
+                                         BadCase{"--kernel=fast", "'fast' is neither"},
                                          BadCase{"--config=/no/such/file", "/no/such/file"}));
 
 TEST(ConfigTest, AnUnknownKeyInTheFileExitsWith2AndIsNamed) {

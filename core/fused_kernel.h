@@ -1,0 +1,86 @@
+// The fused kernel of the chunked path: scores, softmax and values of a panel of queries in one
+// pass over the keys, in registers and L1. SIMD, chosen for the CPU at run time.
+//
+// Layout: SIMD lanes are queries. A panel is a few vectors of queries; a group is a few panels that
+// share each block of keys while it is in L2. Keys and values are read as they lie, one broadcast
+// an element. Scores are S[key][lane], outputs O[dimension][lane].
+//
+// The arithmetic is a contract: a row's bits depend on that row's own inputs and nothing else. Not
+// on the queries beside it, the vector width, the thread or the layout, on any CPU with AVX2 and
+// FMA. It is defined by absolute key positions, never by tiles. For one row, in its type T:
+//
+//   score      s_j = one chain of fma over d = 0 .. D-1 from 0, of key_jd and scale_log2 * query_d
+//              (rounded once). A hidden key has -infinity.
+//   reference  m, an integer, from -2^127 (double: -2^1023), 'no key yet'. For each group of 4 keys
+//   at
+//              multiples of 4, with gm its largest visible score: where gm - m > 32, m' = rint(gm)
+//              + 32, and all that was summed so far is multiplied by 2^(m - m'), exactly (0 below
+//              2^-126; double: 2^-1022): l, this block's l, O, and this block's weights.
+//   weight     p_j = 2^(s_j - m): n = rint(s_j), r = s_j - n, the polynomial of exp2-inl.h in r,
+//   and
+//              n - m added to the exponent; 0 where n - m < -125 (double: -1021).
+//   sums       within each block of 192 keys at multiples of 192, from 0 and in key order: l_b a
+//   chain
+//              of adds, O_b a chain of fma of p_j and value_j. At the block's end l += l_b, O +=
+//              O_b.
+//   segments   of 4032 keys (21 blocks) at multiples of 4032 start from the empty state, and are
+//   merged
+//              in order; one without a visible key is passed over. With M' = max(M, m):
+//              L' = fma(l, 2^(m - M'), L * 2^(M - M')), O likewise.
+//   end        output = O * (1 / L), 0 where L is 0; logsumexp = (M + e) ln 2 + ln f, L = 2^e f.
+//
+// A weight's mantissa never depends on m, so when m moves matters where weights underflow alone.
+// Range: |value| below 2^90, no visible score below -2^126. A NaN score makes its row NaN.
+#ifndef ATTENDANT_CORE_FUSED_KERNEL_H_
+#define ATTENDANT_CORE_FUSED_KERNEL_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/problem.h"
+#include "core/tensor_view.h"
+
+namespace attendant::core {
+
+// Keys whose sums are taken together, and keys after which the state starts afresh.
+inline constexpr int64_t kFusedBlock = 192;
+inline constexpr int64_t kFusedSegment = 21 * kFusedBlock;
+
+// A group of queries of one head, and all of that head's keys.
+template <typename T>
+struct FusedGroup {
+  const Problem* problem = nullptr;
+  int64_t first_query = 0;    // of the group, within the head
+  MatrixView<const T> query;  // (rows, D), rows <= FusedGroupRows<T>()
+  MatrixView<const T> key;    // (Tk, D)
+  MatrixView<const T> value;  // (Tk, Dv)
+  MatrixView<T> output;       // (rows, Dv)
+  // Each row's M and 1 / L (0 where L is 0), from which its weights follow; and its logsumexp. Null
+  // where they are not wanted.
+  T* reference = nullptr;    // (rows)
+  T* inverse_sum = nullptr;  // (rows)
+  T* logsumexp = nullptr;    // (rows)
+};
+
+// Most queries in a group on this CPU.
+template <typename T>
+int64_t FusedGroupRows();
+
+// Elements of scratch, 64-byte aligned, that a call needs.
+template <typename T>
+int64_t FusedScratchElements(const Problem& problem);
+
+// Computes the group. Returns early, with the output not written, once *stop. Thread-safe.
+template <typename T>
+void FusedForward(const FusedGroup<T>& group, T* scratch, const std::atomic<bool>& stop);
+
+// The softmax weights of the group's queries over a block of at most kFusedBlock keys at a multiple
+// of it, from what FusedForward found: weights[key][row], `stride` elements from one key to the
+// next. REQUIRES: group.reference and group.inverse_sum are as FusedForward left them.
+template <typename T>
+void FusedWeights(const FusedGroup<T>& group, KeyRange keys, T* scratch, T* weights,
+                  int64_t stride);
+
+}  // namespace attendant::core
+
+#endif  // ATTENDANT_CORE_FUSED_KERNEL_H_

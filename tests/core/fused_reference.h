@@ -1,0 +1,163 @@
+// The arithmetic contract of core/fused_kernel.h as a program: one row, one number at a time, with
+// std::fma. The kernel must give the same bits.
+#ifndef ATTENDANT_TESTS_CORE_FUSED_REFERENCE_H_
+#define ATTENDANT_TESTS_CORE_FUSED_REFERENCE_H_
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+namespace attendant::core {
+
+// What a mutant of the rule changes; the defaults are the rule.
+struct FusedRule {
+  int64_t decision = 4;  // keys between two looks at the reference
+  int64_t block = 192;
+  int64_t segment = 4032;
+  int threshold = 32;
+};
+
+template <typename T>
+struct FusedRow {
+  std::vector<T> output;
+  T reference = 0;
+  T sum = 0;
+};
+
+template <typename T>
+class FusedReference {
+ public:
+  // A row that sees keys 0 .. visible - 1 of `key`. scale: with log2(e) in it.
+  // query (D), key (Tk, D), value (Tk, Dv).
+  FusedReference(const T* query, const T* key, const T* value, int64_t visible, int64_t width,
+                 int64_t value_width, T scale, const FusedRule& rule = {})
+      : key_(key), value_(value), width_(width), value_width_(value_width), rule_(rule) {
+    for (int64_t d = 0; d < width; ++d) query_.push_back(scale * query[d]);
+    visible_ = visible;
+  }
+
+  FusedRow<T> Run() {
+    FusedRow<T> total{std::vector<T>(value_width_, 0), NoReference(), 0};
+    for (int64_t first = 0; first < visible_; first += rule_.segment) {
+      const FusedRow<T> part = Segment(first, std::min(first + rule_.segment, visible_));
+      if (part.sum == 0) continue;
+      const T merged = std::max(total.reference, part.reference);
+      const T factor = PowerOfTwo(part.reference - merged);
+      const T total_factor = PowerOfTwo(total.reference - merged);
+      total.reference = merged;
+      total.sum = std::fma(part.sum, factor, total.sum * total_factor);
+      for (int64_t x = 0; x < value_width_; ++x) {
+        total.output[x] = std::fma(part.output[x], factor, total.output[x] * total_factor);
+      }
+    }
+    const T inverse = total.sum == 0 ? T{0} : 1 / total.sum;
+    for (T& element : total.output) {
+      element *= inverse;
+      if (std::isnan(element)) element = std::numeric_limits<T>::quiet_NaN();
+    }
+    return total;
+  }
+
+ private:
+  static constexpr bool kFloat = std::is_same_v<T, float>;
+  static constexpr int kBias = std::numeric_limits<T>::max_exponent - 1;
+  using Bits = std::conditional_t<kFloat, uint32_t, uint64_t>;
+
+  static T NoReference() { return -std::ldexp(T{1}, kBias); }
+
+  static T PowerOfTwo(T e) { return e < 1 - kBias ? T{0} : std::ldexp(T{1}, static_cast<int>(e)); }
+
+  // 2^(s - m): the polynomial and its exponent.
+  static T Weight(T s, T m) {
+    const T n = std::nearbyint(s);
+    const T r = s - n;
+    const T e = n - m;
+    if (e < (kFloat ? T{-125} : T{-1021})) return 0;
+    if (std::isnan(r)) return r;
+    const Bits shift = static_cast<Bits>(static_cast<int64_t>(e))
+                       << (std::numeric_limits<T>::digits - 1);
+    return std::bit_cast<T>(static_cast<Bits>(std::bit_cast<Bits>(Polynomial(r)) + shift));
+  }
+
+  static T Polynomial(T r) {
+    static constexpr float kF[] = {0.001326472712f, 0.009671512645f, 0.05550733743f,
+                                   0.2402224209f,   0.6931469776f,   1.0f};
+    static constexpr double kD[] = {
+        4.4549605981865183938e-10, 7.0725859492692236999e-9,   1.0178062445845773521e-7,
+        1.3215442587921689653e-6,  0.000015252733829836118394, 0.00015403530441736050155,
+        0.001333355814641693531,   0.0096181291076068885273,   0.055504108664821594339,
+        0.2402265069591009822,     0.69314718055994530942,     1.0};
+    T p = 0;
+    if constexpr (kFloat) {
+      p = kF[0];
+      for (size_t i = 1; i < std::size(kF); ++i) p = std::fma(p, r, kF[i]);
+    } else {
+      p = kD[0];
+      for (size_t i = 1; i < std::size(kD); ++i) p = std::fma(p, r, kD[i]);
+    }
+    return p;
+  }
+
+  T Score(int64_t j) const {
+    T s = 0;
+    for (int64_t d = 0; d < width_; ++d) s = std::fma(key_[j * width_ + d], query_[d], s);
+    return s;
+  }
+
+  FusedRow<T> Segment(int64_t begin, int64_t end) {
+    FusedRow<T> state{std::vector<T>(value_width_, 0), NoReference(), 0};
+    for (int64_t first = begin; first < end; first += rule_.block) {
+      Block(state, first, std::min(first + rule_.block, end));
+    }
+    return state;
+  }
+
+  void Block(FusedRow<T>& state, int64_t begin, int64_t end) {
+    std::vector<T> weights;
+    T block_sum = 0;
+    for (int64_t j = begin; j < end; j += rule_.decision) {
+      const int64_t group_end = std::min(j + rule_.decision, end);
+      T largest = -std::numeric_limits<T>::infinity();
+      for (int64_t i = j; i < group_end; ++i) {
+        if (Score(i) > largest) largest = Score(i);
+      }
+      if (largest - state.reference > rule_.threshold) {
+        const T moved = std::nearbyint(largest) + rule_.threshold;
+        const T factor = PowerOfTwo(state.reference - moved);
+        state.reference = moved;
+        state.sum *= factor;
+        block_sum *= factor;
+        for (T& element : state.output) element *= factor;
+        for (T& weight : weights) weight *= factor;
+      }
+      for (int64_t i = j; i < group_end; ++i) {
+        weights.push_back(Weight(Score(i), state.reference));
+        block_sum += weights.back();
+      }
+    }
+    state.sum += block_sum;
+    for (int64_t x = 0; x < value_width_; ++x) {
+      T sum = 0;
+      for (int64_t j = begin; j < end; ++j) {
+        sum = std::fma(value_[j * value_width_ + x], weights[j - begin], sum);
+      }
+      state.output[x] += sum;
+    }
+  }
+
+  std::vector<T> query_;
+  const T* key_;
+  const T* value_;
+  int64_t visible_ = 0;
+  int64_t width_;
+  int64_t value_width_;
+  FusedRule rule_;
+};
+
+}  // namespace attendant::core
+
+#endif  // ATTENDANT_TESTS_CORE_FUSED_REFERENCE_H_
