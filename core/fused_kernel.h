@@ -9,25 +9,23 @@
 // on the queries beside it, the vector width, the thread or the layout, on any CPU with AVX2 and
 // FMA. It is defined by absolute key positions, never by tiles. For one row, in its type T:
 //
-//   score      s_j = one chain of fma over d = 0 .. D-1 from 0, of key_jd and scale_log2 * query_d
-//              (rounded once). A hidden key has -infinity.
-//   reference  m, an integer, from -2^127 (double: -2^1023), 'no key yet'. For each group of 4 keys
-//   at
-//              multiples of 4, with gm its largest visible score: where gm - m > 32, m' = rint(gm)
-//              + 32, and all that was summed so far is multiplied by 2^(m - m'), exactly (0 below
-//              2^-126; double: 2^-1022): l, this block's l, O, and this block's weights.
-//   weight     p_j = 2^(s_j - m): n = rint(s_j), r = s_j - n, the polynomial of exp2-inl.h in r,
-//   and
-//              n - m added to the exponent; 0 where n - m < -125 (double: -1021).
-//   sums       within each block of 192 keys at multiples of 192, from 0 and in key order: l_b a
-//   chain
-//              of adds, O_b a chain of fma of p_j and value_j. At the block's end l += l_b, O +=
-//              O_b.
-//   segments   of 4032 keys (21 blocks) at multiples of 4032 start from the empty state, and are
-//   merged
-//              in order; one without a visible key is passed over. With M' = max(M, m):
-//              L' = fma(l, 2^(m - M'), L * 2^(M - M')), O likewise.
-//   end        output = O * (1 / L), 0 where L is 0; logsumexp = (M + e) ln 2 + ln f, L = 2^e f.
+//   score      s_j = one chain of fma over d = 0 .. D-1 from 0, of key_jd and
+//              scale_log2 * query_d (rounded once). A hidden key has -infinity.
+//   reference  m, an integer, from -2^127 (double: -2^1023), 'no key yet'. For each group of
+//              4 keys at multiples of 4, with gm its largest visible score: where gm - m > 32,
+//              m' = rint(gm) + 32, and all that was summed so far is multiplied by 2^(m - m'),
+//              exactly (0 below 2^-126; double: 2^-1022): l, this block's l, O, and this block's
+//              weights.
+//   weight     p_j = 2^(s_j - m): n = rint(s_j), r = s_j - n, the polynomial of exp2-inl.h
+//              in r, and n - m added to the exponent; 0 where n - m < -125 (double: -1021).
+//   sums       within each block of 192 keys at multiples of 192, from 0 and in key order:
+//              l_b a chain of adds, O_b a chain of fma of p_j and value_j. At the block's end
+//              l += l_b, O += O_b.
+//   segments   of 4032 keys (21 blocks) at multiples of 4032 start from the empty state, and
+//              are merged in order; one without a visible key is passed over. With
+//              M' = max(M, m): L' = fma(l, 2^(m - M'), L * 2^(M - M')), O likewise.
+//   end        output = O * (1 / L), 0 where L is 0;
+//              logsumexp = (M + e) ln 2 + ln f, L = 2^e f.
 //
 // A weight's mantissa never depends on m, so when m moves matters where weights underflow alone.
 // Range: |value| below 2^90, no visible score below -2^126. A NaN score makes its row NaN.
