@@ -343,7 +343,8 @@ int64_t GroupRows() {
   return int64_t{kPanels} * kMostVectors * static_cast<int64_t>(LanesOf<T>());
 }
 
-// Hands out scratch, each array on a multiple of 64 bytes. Without memory it only counts.
+// Hands out scratch, each array on a multiple of 64 bytes. Without memory it only counts, and
+// saturates: a cost is asked for before anybody knows whether it can be paid.
 template <typename T>
 class Arena {
  public:
@@ -351,7 +352,7 @@ class Arena {
   T* Take(int64_t elements) {
     constexpr int64_t kAlignment = 64 / sizeof(T);
     T* const taken = memory_ == nullptr ? nullptr : memory_ + used_;
-    used_ += (elements + kAlignment - 1) / kAlignment * kAlignment;
+    used_ = SaturatingSum({used_, SaturatingProduct({CeilDiv(elements, kAlignment), kAlignment})});
     return taken;
   }
   int64_t used() const { return used_; }
@@ -379,9 +380,9 @@ struct Scratch {
       panel.rows = std::min(rows - done, widest);
       panel.vectors = static_cast<int>(CeilDiv(panel.rows, vector));
       const int64_t lanes = panel.vectors * vector;
-      panel.query = arena.Take(width * lanes);
-      panel.output = arena.Take(value_width * lanes);
-      panel.total_output = arena.Take(value_width * lanes);
+      panel.query = arena.Take(SaturatingProduct({width, lanes}));
+      panel.output = arena.Take(SaturatingProduct({value_width, lanes}));
+      panel.total_output = arena.Take(SaturatingProduct({value_width, lanes}));
       for (T** const array :
            {&panel.reference, &panel.sum, &panel.total_reference, &panel.total_sum}) {
         *array = arena.Take(lanes);

@@ -11,10 +11,11 @@ await_job() {
   fail "no job arrived"
 }
 
-long_call() { "$bin/attend" --server="$address" call --shape=1,8,"$1",32 --random=1; }
+long_call() { "$bin/attend" --server="$address" --timeout=5m call --shape=1,8,"$1",32 --random=1; }
 
 # Work that is running is finished, and readiness goes first.
-start_server --drain_delay=1s --drain_timeout=120s
+# oneDNN's tiles: a sanitizer build does not slow them down.
+start_server --drain_delay=1s --drain_timeout=250s --kernel=onednn
 long_call 8192 > "$work/call.out" 2>&1 &
 call=$!
 await_job
@@ -29,7 +30,7 @@ wait "$server_pid" || fail "exit code $? with work running"
 server_pid=
 
 # Work that outlives the timeout is cancelled, and the exit code is 0 all the same.
-start_server --drain_delay=0s --drain_timeout=0s
+start_server --drain_delay=0s --drain_timeout=0s --kernel=onednn
 long_call 32768 > "$work/call.out" 2>&1 &
 call=$!
 await_job
