@@ -8,6 +8,7 @@
 #include "core/checked_math.h"
 #include "core/fused_path.h"
 #include "core/gemm.h"
+#include "core/second_sweep.h"
 #include "core/softmax.h"
 #include "core/tiling.h"
 #include "core/value_product.h"
@@ -50,10 +51,6 @@ int64_t ScratchElements(const Problem& problem) {
                         SaturatingProduct({rows, problem.value_width}), 2 * rows});
 }
 
-bool NeedsSecondSweep(const Problem& problem) {
-  return problem.return_weights || problem.return_key_sums;
-}
-
 template <typename T>
 class ChunkedJob {
  public:
@@ -63,16 +60,7 @@ class ChunkedJob {
         workspace_(resources.workspace),
         scratch_(resources.threads) {}
 
-  // Room for each row's reference and 1 / l, from the first sweep to the second.
-  absl::Status AllocateRows() {
-    const int64_t rows = problem_.batch * problem_.heads * problem_.queries;
-    for (Buffer<T>* buffer : {&row_reference_, &row_inverse_sum_}) {
-      auto allocated = workspace_->Allocate<T>(rows);
-      if (!allocated.ok()) return allocated.status();
-      *buffer = *std::move(allocated);
-    }
-    return absl::OkStatus();
-  }
+  absl::Status Allocate() { return rows_.Allocate(problem_, *workspace_); }
 
   // First sweep: a block of queries against all their keys.
   absl::Status Forward(const Tiling::Block& block, const TileContext& context) {
@@ -204,9 +192,9 @@ class ChunkedJob {
         tensors_.logsumexp[first_row + i] =
             NaturalLogSumExp(group.reference[i], Scale(), group.sum[i]);
       }
-      if (row_reference_.data() != nullptr) {
-        row_reference_.data()[first_row + i] = group.reference[i];
-        row_inverse_sum_.data()[first_row + i] = inverse;
+      if (NeedsSecondSweep(problem_)) {
+        rows_.references()[first_row + i] = group.reference[i];
+        rows_.inverse_sums()[first_row + i] = inverse;
       }
     }
   }
@@ -228,8 +216,8 @@ class ChunkedJob {
     ZeroHidden(row, keys, seen);
     const int64_t index = flat_head * problem_.queries + query;
     T* const visible = row + (seen.begin - keys.begin);
-    Exp2OfDifference(visible, seen.size(), Scale(), row_reference_.data()[index]);
-    ScaleRow(visible, seen.size(), row_inverse_sum_.data()[index]);
+    Exp2OfDifference(visible, seen.size(), Scale(), rows_.references()[index]);
+    ScaleRow(visible, seen.size(), rows_.inverse_sums()[index]);
   }
 
   T Scale() const { return static_cast<T>(problem_.ScaleLog2()); }
@@ -250,18 +238,16 @@ class ChunkedJob {
   const AttendTensors<T> tensors_;
   Workspace* const workspace_;
   PerWorker<Scratch<T>> scratch_;
-  Buffer<T> row_reference_;    // (B, H, Tq)
-  Buffer<T> row_inverse_sum_;  // (B, H, Tq)
+  RowStates<T> rows_;
 };
 
 }  // namespace
 
 int64_t ChunkedWorkspaceBytes(const Problem& p, int threads, Kernel kernel) {
   if (kernel == Kernel::kFused) return FusedWorkspaceBytes(p, threads);
-  const int64_t rows =
-      NeedsSecondSweep(p) ? SaturatingProduct({2, p.batch, p.heads, p.queries}) : 0;
   return SaturatingProduct(
-      {SizeOf(p.dtype), SaturatingSum({rows, SaturatingProduct({threads, ScratchElements(p)})})});
+      {SizeOf(p.dtype), SaturatingSum({RowStates<float>::Elements(p),
+                                       SaturatingProduct({threads, ScratchElements(p)})})});
 }
 
 template <typename T>
@@ -270,13 +256,13 @@ absl::StatusOr<std::vector<Stage>> ChunkedStages(const Problem& problem,
                                                  const Resources& resources) {
   if (resources.kernel == Kernel::kFused) return FusedStages(problem, tensors, resources);
   auto job = std::make_shared<ChunkedJob<T>>(problem, tensors, resources);
+  if (absl::Status status = job->Allocate(); !status.ok()) return status;
   std::vector<Stage> stages;
   const Tiling queries(problem, problem.queries, kQueryBlock);
   stages.push_back({"forward", queries.tiles(), [job, queries](const TileContext& context) {
                       return job->Forward(queries[context.tile], context);
                     }});
   if (NeedsSecondSweep(problem)) {
-    if (absl::Status status = job->AllocateRows(); !status.ok()) return status;
     const Tiling keys(problem, problem.keys, kKeyBlock);
     stages.push_back({"weights", keys.tiles(), [job, keys](const TileContext& context) {
                         return job->Weights(keys[context.tile], context);

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <limits>
-#include <numbers>
 
 #include "core/checked_math.h"
 #include "core/simd_targets.h"
@@ -15,332 +13,34 @@
 #include <hwy/foreach_target.h>  // compiles the rest of this file once a target
 #include <hwy/highway.h>
 
-#include "core/exp2-inl.h"
+#include "core/fused_panel-inl.h"
+#include "core/fused_rows-inl.h"
+#include "core/fused_tiles-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attendant::core::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Register tiles: keys (or dimensions) x vectors of accumulators, beside the vectors they multiply
-// and one broadcast. 8 x 2 of AVX-512's 32 registers leave room for the exponential, 4 x 3 fill
-// AVX2's
-// 16. A block of 192 keys of a panel's weights stays in L1 with either: 24 or 18 KiB.
-#if HWY_TARGET == HWY_AVX3
-constexpr int kMostVectors = 2;
-#else
-constexpr int kMostVectors = 3;
-#endif
-// Panels that share a block of keys and values in L2: 4 are within a hundredth of 6.
-constexpr int kPanels = 4;
-// The reference is decided for this many keys at a time: part of the contract.
-constexpr int kDecision = 4;
-constexpr int kThreshold = 32;
-
-// Keys or dimensions of a tile that is `vectors` wide: at least 8 chains, to hide the latency of
-// fma.
-constexpr int TileHeight(int vectors) { return vectors == 3 ? 4 : 8; }
+// Most panels of a group: they share a block of keys and values in L2, and what it costs to bring
+// it there. 192 float queries either way; twice as many gain nothing more.
+constexpr int kMostPanels = HWY_TARGET == HWY_AVX3 ? 6 : 8;
+// Fewer where queries and outputs are wide: so much of them stays in L2 beside the block.
+constexpr int64_t kGroupBytes = 400 << 10;
+// Values of rows that lie further apart are packed, where enough panels share them: a tile reads
+// one cache line of each row, and such rows fall into few sets of L1.
+constexpr int64_t kPackedStride = 256;
+constexpr int kPackedPanels = 3;
 
 template <typename T>
-using Tag = hn::ScalableTag<T>;
-template <typename T>
-using Vec = hn::Vec<Tag<T>>;
-
-template <typename T>
-HWY_INLINE size_t LanesOf() {
-  return hn::Lanes(Tag<T>());
-}
-
-// 'No key yet'.
-template <typename T>
-constexpr T NoReference() {
-  return sizeof(T) == 4 ? T(-0x1p127) : T(-0x1p1023);
-}
-
-// A panel's state: arrays of [index][lane].
-template <typename T>
-struct Panel {
-  int64_t first = 0;  // query, within the head
-  int64_t rows = 0;
-  int vectors = 0;
-  T* query = nullptr;   // [d], scale_log2 included
-  T* output = nullptr;  // [dimension], of the segment at hand
-  T* reference = nullptr;
-  T* sum = nullptr;
-  T* total_output = nullptr;  // of the segments before, merged
-  T* total_reference = nullptr;
-  T* total_sum = nullptr;
-};
-
-template <typename T>
-int64_t LanesOfPanel(const Panel<T>& panel) {
-  return panel.vectors * static_cast<int64_t>(LanesOf<T>());
-}
-
-// A block of keys, seen from a panel.
-template <typename T>
-struct Block {
-  MatrixView<const T> key;    // the rows that some lane sees
-  MatrixView<const T> value;  // the same rows
-  const T* limits = nullptr;  // [lane]: how many of the rows it sees; null where all see all
-  bool select = false;        // a hidden value is not finite
-};
-
-// 2^e of whole numbers e <= 0; exactly 0 below the normal numbers.
-template <class D, typename T = hn::TFromD<D>>
-HWY_INLINE hn::Vec<D> PowerOfTwo(D d, hn::Vec<D> e) {
-  using Constants = Exp2Constants<T>;
-  constexpr int kBias = std::numeric_limits<T>::max_exponent - 1;
-  const hn::RebindToSigned<D> di;
-  const auto field =
-      hn::Add(hn::Max(e, hn::Set(d, T{-kBias})), hn::Set(d, Constants::kMagic + kBias));
-  const auto power =
-      hn::BitCast(d, hn::ShiftLeft<Constants::kMantissaBits>(hn::BitCast(di, field)));
-  return hn::IfThenZeroElse(hn::Lt(e, hn::Set(d, T{1 - kBias})), power);
-}
-
-// p = 2^(score - reference); NaN where the score is NaN or +infinity.
-template <class D, typename T = hn::TFromD<D>>
-HWY_INLINE hn::Vec<D> Weight(D d, hn::Vec<D> score, hn::Vec<D> reference) {
-  using Constants = Exp2Constants<T>;
-  const hn::RebindToSigned<D> di;
-  const auto n = hn::Round(score);
-  const auto r = hn::Sub(score, n);
-  const auto e = hn::Sub(n, reference);
-  const auto p = Constants::Poly(d, r);
-  const auto field = hn::BitCast(di, hn::Add(e, hn::Set(d, Constants::kMagic)));
-  const auto y =
-      hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<Constants::kMantissaBits>(field)));
-  const auto kept = hn::IfThenElse(hn::Eq(r, r), y, r);
-  return hn::IfThenZeroElse(hn::Lt(e, hn::Set(d, Constants::kZeroBelow)), kept);
-}
-
-// Raw scores of kKeys keys: chains of fma over d.
-template <typename T, int kVectors, int kKeys>
-HWY_INLINE void ScoreTile(const T* HWY_RESTRICT query, const T* const* keys, int64_t width,
-                          Vec<T> (&scores)[kKeys][kVectors]) {
-  const Tag<T> d;
-  const size_t lanes = LanesOf<T>();
-  for (int i = 0; i < kKeys; ++i) {
-    for (int c = 0; c < kVectors; ++c) scores[i][c] = hn::Zero(d);
-  }
-  // Unrolled twice: fully it is slower on AVX2, by what the decoder can take.
-#pragma GCC unroll 2
-  for (int64_t x = 0; x < width; ++x) {
-    Vec<T> q[kVectors];
-    for (int c = 0; c < kVectors; ++c) q[c] = hn::Load(d, query + (x * kVectors + c) * lanes);
-    for (int i = 0; i < kKeys; ++i) {
-      const Vec<T> k = hn::Set(d, keys[i][x]);
-      for (int c = 0; c < kVectors; ++c) scores[i][c] = hn::MulAdd(k, q[c], scores[i][c]);
-    }
-  }
-}
-
-// output[x] += the chain over the block's keys of weights and kDims dimensions of value.
-template <typename T, int kVectors, int kDims, bool kSelect>
-HWY_INLINE void ValueTile(const Block<T>& block, const T* HWY_RESTRICT weights, int64_t first_dim,
-                          T* HWY_RESTRICT output) {
-  const Tag<T> d;
-  const size_t lanes = LanesOf<T>();
-  Vec<T> sums[kDims][kVectors];
-  for (int i = 0; i < kDims; ++i) {
-    for (int c = 0; c < kVectors; ++c) sums[i][c] = hn::Zero(d);
-  }
-  const T* value = block.value.data + first_dim;
-#pragma GCC unroll 2
-  for (int64_t j = 0; j < block.value.rows; ++j, value += block.value.stride) {
-    Vec<T> w[kVectors];
-    for (int c = 0; c < kVectors; ++c) w[c] = hn::Load(d, weights + (j * kVectors + c) * lanes);
-    for (int i = 0; i < kDims; ++i) {
-      const Vec<T> v = hn::Set(d, value[i]);
-      for (int c = 0; c < kVectors; ++c) {
-        const Vec<T> next = hn::MulAdd(v, w[c], sums[i][c]);
-        if constexpr (kSelect) {
-          const auto seen =
-              hn::Lt(hn::Set(d, static_cast<T>(j)), hn::Load(d, block.limits + c * lanes));
-          sums[i][c] = hn::IfThenElse(seen, next, sums[i][c]);
-        } else {
-          sums[i][c] = next;
-        }
-      }
-    }
-  }
-  for (int i = 0; i < kDims; ++i) {
-    for (int c = 0; c < kVectors; ++c) {
-      T* const to = output + ((first_dim + i) * kVectors + c) * lanes;
-      hn::Store(hn::Add(hn::Load(d, to), sums[i][c]), d, to);
-    }
-  }
-}
-
-template <typename T, int kVectors, bool kSelect>
-HWY_INLINE void ValueProduct(const Block<T>& block, const T* weights, T* output) {
-  constexpr int kDims = TileHeight(kVectors);
-  const int64_t width = block.value.columns;
-  int64_t x = 0;
-  for (; x + kDims <= width; x += kDims) {
-    ValueTile<T, kVectors, kDims, kSelect>(block, weights, x, output);
-  }
-  for (; x < width; ++x) ValueTile<T, kVectors, 1, kSelect>(block, weights, x, output);
-}
-
-// Multiplies `count` entries of [index][lane] by a factor a lane.
-template <typename T, int kVectors>
-HWY_INLINE void ScaleLanes(T* array, int64_t count, const Vec<T> (&factors)[kVectors]) {
-  const Tag<T> d;
-  const size_t lanes = LanesOf<T>();
-  for (int64_t i = 0; i < count; ++i) {
-    for (int c = 0; c < kVectors; ++c) {
-      T* const at = array + (i * kVectors + c) * lanes;
-      hn::Store(hn::Mul(hn::Load(d, at), factors[c]), d, at);
-    }
-  }
-}
-
-// The rare step: moves the reference of the lanes whose largest score passed it by more than the
-// threshold, and takes what they summed so far along. `done`: finished weights of this block.
-template <typename T, int kVectors>
-HWY_NOINLINE void MoveReference(const Panel<T>& panel, const Vec<T> (&largest)[kVectors],
-                                int64_t width, T* block_sum, T* weights, int64_t done) {
-  const Tag<T> d;
-  const size_t lanes = LanesOf<T>();
-  const Vec<T> threshold = hn::Set(d, T{kThreshold});
-  Vec<T> factors[kVectors];
-  for (int c = 0; c < kVectors; ++c) {
-    const Vec<T> before = hn::Load(d, panel.reference + c * lanes);
-    const auto moves = hn::Gt(hn::Sub(largest[c], before), threshold);
-    const Vec<T> after = hn::IfThenElse(moves, hn::Add(hn::Round(largest[c]), threshold), before);
-    // Where nothing moves the factor is 1, also for 'no key yet' and after an infinite score.
-    factors[c] = hn::IfThenElse(moves, PowerOfTwo(d, hn::Sub(before, after)), hn::Set(d, T{1}));
-    hn::Store(after, d, panel.reference + c * lanes);
-  }
-  ScaleLanes<T, kVectors>(panel.sum, 1, factors);
-  ScaleLanes<T, kVectors>(block_sum, 1, factors);
-  ScaleLanes<T, kVectors>(panel.output, width, factors);
-  ScaleLanes<T, kVectors>(weights, done, factors);
-}
-
-// Scores that a lane does not see become -infinity. first: the tile's first key within the block.
-template <typename T, int kVectors, int kKeys>
-HWY_INLINE void Hide(const T* limits, int64_t rows, int64_t first,
-                     Vec<T> (&scores)[kKeys][kVectors]) {
-  const Tag<T> d;
-  const size_t lanes = LanesOf<T>();
-  const Vec<T> hidden = hn::Set(d, -std::numeric_limits<T>::infinity());
-  for (int c = 0; c < kVectors; ++c) {
-    const Vec<T> end =
-        limits == nullptr ? hn::Set(d, static_cast<T>(rows)) : hn::Load(d, limits + c * lanes);
-    for (int i = 0; i < kKeys; ++i) {
-      const auto seen = hn::Lt(hn::Set(d, static_cast<T>(first + i)), end);
-      scores[i][c] = hn::IfThenElse(seen, scores[i][c], hidden);
-    }
-  }
-}
-
-// Turns 4 keys' scores into weights, from row `at` of `weights` on, and adds them to the block's
-// sum.
-template <typename T, int kVectors, int kKeys>
-HWY_INLINE void Absorb(const Panel<T>& panel, const Vec<T> (&scores)[kKeys][kVectors], int first,
-                       int64_t width, T* block_sum, T* weights, int64_t at) {
-  const Tag<T> d;
-  const size_t lanes = LanesOf<T>();
-  const Vec<T> none = hn::Set(d, -std::numeric_limits<T>::infinity());
-  const Vec<T> threshold = hn::Set(d, T{kThreshold});
-  Vec<T> largest[kVectors];
-  auto any = hn::Lt(none, none);
-  for (int c = 0; c < kVectors; ++c) {
-    // Max returns its second operand where either is NaN: the one that is no score stands there.
-    largest[c] = none;
-    for (int i = 0; i < kDecision; ++i) largest[c] = hn::Max(scores[first + i][c], largest[c]);
-    const Vec<T> reference = hn::Load(d, panel.reference + c * lanes);
-    any = hn::Or(any, hn::Gt(hn::Sub(largest[c], reference), threshold));
-  }
-  if (HWY_UNLIKELY(!hn::AllFalse(d, any))) {
-    MoveReference<T, kVectors>(panel, largest, width, block_sum, weights, at);
-  }
-  for (int c = 0; c < kVectors; ++c) {
-    const Vec<T> reference = hn::Load(d, panel.reference + c * lanes);
-    Vec<T> sum = hn::Load(d, block_sum + c * lanes);
-    for (int i = 0; i < kDecision; ++i) {
-      const Vec<T> w = Weight(d, scores[first + i][c], reference);
-      hn::Store(w, d, weights + ((at + i) * kVectors + c) * lanes);
-      sum = hn::Add(sum, w);
-    }
-    hn::Store(sum, d, block_sum + c * lanes);
-  }
-}
-
-// The keys of a tile; rows beyond the block's last are that one again, and hidden.
-template <typename T, int kKeys>
-HWY_INLINE void KeyRows(const MatrixView<const T>& key, int64_t first, const T* (&rows)[kKeys]) {
-  for (int i = 0; i < kKeys; ++i) rows[i] = key.Row(std::min(first + i, key.rows - 1));
-}
-
-// Folds a block of keys into a panel. weights: room for a block, rounded up to a tile.
-template <typename T, int kVectors>
-HWY_INLINE void PanelBlock(const Panel<T>& panel, const Block<T>& block, T* weights) {
-  constexpr int kKeys = TileHeight(kVectors);
-  const Tag<T> d;
-  const size_t lanes = LanesOf<T>();
-  const int64_t width = block.key.columns;
-  HWY_ALIGN T block_sum[size_t{kVectors} * HWY_MAX_BYTES / sizeof(T)];
-  for (int c = 0; c < kVectors; ++c) hn::Store(hn::Zero(d), d, block_sum + c * lanes);
-  for (int64_t j = 0; j < block.key.rows; j += kKeys) {
-    const T* keys[kKeys];
-    KeyRows<T, kKeys>(block.key, j, keys);
-    Vec<T> scores[kKeys][kVectors];
-    ScoreTile<T, kVectors, kKeys>(panel.query, keys, width, scores);
-    if (block.limits != nullptr || j + kKeys > block.key.rows) {
-      Hide<T, kVectors, kKeys>(block.limits, block.key.rows, j, scores);
-    }
-    for (int first = 0; first < kKeys; first += kDecision) {
-      Absorb<T, kVectors, kKeys>(panel, scores, first, block.value.columns, block_sum, weights,
-                                 j + first);
-    }
-  }
-  for (int c = 0; c < kVectors; ++c) {
-    T* const sum = panel.sum + c * lanes;
-    hn::Store(hn::Add(hn::Load(d, sum), hn::Load(d, block_sum + c * lanes)), d, sum);
-  }
-  if (block.select) {
-    ValueProduct<T, kVectors, true>(block, weights, panel.output);
-  } else {
-    ValueProduct<T, kVectors, false>(block, weights, panel.output);
-  }
-}
-
-// Merges the segment at hand into those before.
-template <typename T, int kVectors>
-HWY_INLINE void MergeSegment(const Panel<T>& panel, int64_t width) {
-  const Tag<T> d;
-  const size_t lanes = LanesOf<T>();
-  for (int c = 0; c < kVectors; ++c) {
-    const size_t at = c * lanes;
-    const Vec<T> sum = hn::Load(d, panel.sum + at);
-    const Vec<T> total_sum = hn::Load(d, panel.total_sum + at);
-    const Vec<T> reference = hn::Load(d, panel.reference + at);
-    const Vec<T> total_reference = hn::Load(d, panel.total_reference + at);
-    const auto empty = hn::Eq(sum, hn::Zero(d));
-    const Vec<T> merged =
-        hn::IfThenElse(empty, total_reference, hn::Max(reference, total_reference));
-    const Vec<T> factor = hn::IfThenZeroElse(empty, PowerOfTwo(d, hn::Sub(reference, merged)));
-    const Vec<T> total_factor =
-        hn::IfThenElse(empty, hn::Set(d, T{1}), PowerOfTwo(d, hn::Sub(total_reference, merged)));
-    hn::Store(merged, d, panel.total_reference + at);
-    hn::Store(hn::MulAdd(sum, factor, hn::Mul(total_sum, total_factor)), d, panel.total_sum + at);
-    for (int64_t x = 0; x < width; ++x) {
-      const size_t element = (static_cast<size_t>(x) * kVectors + c) * lanes;
-      T* const total = panel.total_output + element;
-      const Vec<T> scaled = hn::Mul(hn::Load(d, total), total_factor);
-      const Vec<T> joined = hn::MulAdd(hn::Load(d, panel.output + element), factor, scaled);
-      hn::Store(hn::IfThenElse(empty, hn::Load(d, total), joined), d, total);
-    }
-  }
-}
-
-template <typename T>
-int64_t GroupRows() {
-  return int64_t{kPanels} * kMostVectors * static_cast<int64_t>(LanesOf<T>());
+int64_t GroupRows(const Problem& problem) {
+  constexpr int64_t kPanelLanes = kMostVectors * LanesOf<T>();
+  const int64_t panel_bytes =
+      SaturatingProduct({SaturatingSum({problem.width, problem.value_width}), kPanelLanes,
+                         static_cast<int64_t>(sizeof(T))});
+  const int64_t panels =
+      std::clamp<int64_t>(kGroupBytes / std::max<int64_t>(panel_bytes, 1), 2, kMostPanels);
+  return panels * kPanelLanes;
 }
 
 // Hands out scratch, each array on a multiple of 64 bytes. Without memory it only counts, and
@@ -364,25 +64,32 @@ class Arena {
 
 template <typename T>
 struct Scratch {
-  T* weights;  // [key of a block, rounded up to a tile][lane]
-  T* limits;   // [lane]
-  Panel<T> panels[kPanels];
+  T* weights;  // [key of a block, rounded up to a tile][vector][lane]
+  T* values;   // a block's, packed
+  T* keys;     // a block's, row by row; null where they are read from where they lie
+  T* limits;   // [vector][lane]
+  Panel<T> panels[kMostPanels];
   int count = 0;  // of panels
 
   // As many panels as `rows` queries take, the last as narrow as it can be.
-  Scratch(Arena<T>& arena, int64_t rows, int64_t width, int64_t value_width) {
-    const auto vector = static_cast<int64_t>(LanesOf<T>());
-    const int64_t widest = std::min(CeilDiv(rows, vector), int64_t{kMostVectors}) * vector;
-    weights = arena.Take((kFusedBlock + TileHeight(1)) * widest);
+  Scratch(Arena<T>& arena, const Problem& problem, int64_t rows) {
+    constexpr int64_t kLanes = LanesOf<T>();
+    const int64_t widest = std::min(CeilDiv(rows, kLanes), int64_t{kMostVectors}) * kLanes;
+    const int64_t dimensions = SaturatingProduct({StripsOf(problem.value_width), kStrip});
+    weights = arena.Take((kFusedBlock + TileKeys(1)) * widest);
+    values = arena.Take(SaturatingProduct({StripsOf(problem.value_width), StripStride<T>()}));
+    keys = problem.layout == Layout::kBthd
+               ? arena.Take(SaturatingProduct({kFusedBlock, problem.width}))
+               : nullptr;
     limits = arena.Take(widest);
     for (int64_t done = 0; done < rows;) {
       Panel<T>& panel = panels[count++];
       panel.rows = std::min(rows - done, widest);
-      panel.vectors = static_cast<int>(CeilDiv(panel.rows, vector));
-      const int64_t lanes = panel.vectors * vector;
-      panel.query = arena.Take(SaturatingProduct({width, lanes}));
-      panel.output = arena.Take(SaturatingProduct({value_width, lanes}));
-      panel.total_output = arena.Take(SaturatingProduct({value_width, lanes}));
+      panel.vectors = static_cast<int>(CeilDiv(panel.rows, kLanes));
+      const int64_t lanes = panel.vectors * kLanes;
+      panel.query = arena.Take(SaturatingProduct({problem.width, lanes}));
+      panel.output = arena.Take(SaturatingProduct({dimensions, lanes}));
+      panel.total_output = arena.Take(SaturatingProduct({dimensions, lanes}));
       for (T** const array :
            {&panel.reference, &panel.sum, &panel.total_reference, &panel.total_sum}) {
         *array = arena.Take(lanes);
@@ -393,23 +100,35 @@ struct Scratch {
 };
 
 template <typename T>
-int64_t ScratchElements(int64_t rows, int64_t width, int64_t value_width) {
+int64_t ScratchElements(const Problem& problem) {
   Arena<T> arena(nullptr);
-  Scratch<T>(arena, std::min(rows, GroupRows<T>()), width, value_width);
+  Scratch<T>(arena, problem, std::min(problem.queries, GroupRows<T>(problem)));
   return arena.used();
 }
 
-// Q^T with the scale folded in; lanes beyond the panel's rows are 0.
+// Q^T with the scale folded in; lanes beyond the panel's rows hold the last row again.
 template <typename T>
 void PackQuery(const FusedGroup<T>& group, const Panel<T>& panel) {
-  const int64_t lanes = LanesOfPanel(panel);
+  const Tag<T> d;
+  constexpr int64_t kLanes = LanesOf<T>();
   const int64_t width = group.query.columns;
-  const T scale = static_cast<T>(group.problem->ScaleLog2());
+  const int64_t whole = width / kBlockLanes<T> * kBlockLanes<T>;
+  const Vec<T> scale = hn::Set(d, static_cast<T>(group.problem->ScaleLog2()));
   const int64_t first = panel.first - group.first_query;
-  std::fill_n(panel.query, width * lanes, T{0});
-  for (int64_t lane = 0; lane < panel.rows; ++lane) {
-    const T* const row = group.query.Row(first + lane);
-    for (int64_t x = 0; x < width; ++x) panel.query[x * lanes + lane] = scale * row[x];
+  for (int c = 0; c < panel.vectors; ++c) {
+    const T* rows[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      rows[lane] = group.query.Row(first + std::min(c * kLanes + lane, panel.rows - 1));
+    }
+    const auto store = [&](int64_t x, Vec<T> column) HWY_ATTR {
+      hn::Store(hn::Mul(scale, column), d, panel.query + (x * panel.vectors + c) * kLanes);
+    };
+    for (int64_t x = 0; x < whole; x += kBlockLanes<T>) {
+      Vec<T> columns[kBlockLanes<T>];
+      LoadColumns(d, rows, x, columns);
+      for (int i = 0; i < kBlockLanes<T>; ++i) store(x + i, columns[i]);
+    }
+    for (int64_t x = whole; x < width; ++x) store(x, LoadColumn(d, rows, x));
   }
 }
 
@@ -427,167 +146,209 @@ void PackQueries(const FusedGroup<T>& group, Scratch<T>& scratch) {
 
 // The empty state: no key yet.
 template <typename T>
-void Empty(int64_t lanes, int64_t value_width, T* reference, T* sum, T* output) {
+void Empty(int64_t lanes, int64_t dimensions, T* reference, T* sum, T* output) {
   std::fill_n(reference, lanes, NoReference<T>());
   std::fill_n(sum, lanes, T{0});
-  std::fill_n(output, value_width * lanes, T{0});
+  std::fill_n(output, dimensions * lanes, T{0});
 }
 
-// The block as the panel sees it; without a row where it sees none. limits: scratch for lanes.
+// A block of keys and values, as the kernel reads them.
 template <typename T>
-Block<T> SeenBlock(const FusedGroup<T>& group, const Panel<T>& panel, KeyRange keys, T* limits) {
+struct PackedBlock {
+  KeyRange keys;
+  MatrixView<const T> key;
+  Strips<T> values;
+  bool finite = true;  // the values, where somebody may not see them
+};
+
+// The part of `keys` that some query of the group sees. Keys that are far apart from each other
+// are copied: they would share the few sets of a cache.
+template <typename T>
+PackedBlock<T> PackBlock(const FusedGroup<T>& group, KeyRange keys, const Scratch<T>& scratch) {
   const Problem& problem = *group.problem;
-  Block<T> block;
-  const int64_t end = std::min(keys.end, problem.VisibleKeysOfAny(panel.first, panel.rows).end);
-  const int64_t rows = std::max<int64_t>(end - keys.begin, 0);
+  const int64_t end =
+      std::min(keys.end, problem.VisibleKeysOfAny(group.first_query, group.query.rows).end);
+  PackedBlock<T> block;
+  block.keys = {keys.begin, std::max(keys.begin, end)};
+  const int64_t rows = block.keys.size();
+  if (rows == 0) return block;
+  const bool shared = scratch.count >= kPackedPanels;
   block.key = group.key.Rows(keys.begin, rows);
-  block.value = group.value.Rows(keys.begin, rows);
-  if (rows == 0 || problem.Ask(panel.first, panel.rows, {keys.begin, end}) != Visibility::kMixed) {
-    return block;
+  if (shared && scratch.keys != nullptr) {
+    for (int64_t j = 0; j < rows; ++j) {
+      std::copy_n(block.key.Row(j), block.key.columns, scratch.keys + j * block.key.columns);
+    }
+    block.key.data = scratch.keys;
+    block.key.stride = block.key.columns;
   }
-  const int64_t lanes = LanesOfPanel(panel);
-  for (int64_t lane = 0; lane < lanes; ++lane) {
-    const int64_t query = panel.first + std::min(lane, panel.rows - 1);
-    limits[lane] =
-        static_cast<T>(std::clamp<int64_t>(problem.VisibleKeys(query).end - keys.begin, 0, rows));
-  }
-  block.limits = limits;
-  for (int64_t row = 0; row < rows && !block.select; ++row) {
-    block.select = !AllFinite(block.value.Row(row), block.value.columns);
+  const MatrixView<const T> value = group.value.Rows(keys.begin, rows);
+  const bool mixed =
+      problem.Ask(group.first_query, group.query.rows, block.keys) == Visibility::kMixed;
+  block.values.count = StripsOf(value.columns);
+  const bool near = value.stride * static_cast<int64_t>(sizeof(T)) <= kPackedStride;
+  if (value.columns % kStrip == 0 && (near || !shared)) {
+    block.values = {value.data, value.columns / kStrip, kStrip, value.stride};
+    for (int64_t row = 0; mixed && row < rows && block.finite; ++row) {
+      block.finite = AllFinite(value.Row(row), value.columns);
+    }
+  } else {
+    block.values = {scratch.values, StripsOf(value.columns), StripStride<T>(), kStrip};
+    block.finite = mixed ? PackValues<T, true>(value, scratch.values)
+                         : PackValues<T, false>(value, scratch.values);
   }
   return block;
 }
 
-// Calls function.template operator()<vectors>() for the panel's number of them.
-template <typename Function>
-HWY_INLINE void WithVectors(int vectors, const Function& function) {
-  if (vectors == 1) {
-    function.template operator()<1>();
-  } else if (vectors == 2) {
-    function.template operator()<2>();
-  } else if constexpr (kMostVectors > 2) {
-    function.template operator()<3>();
+// What is read after the block of keys that ends at `end`: the next one, or what the next group
+// begins with.
+template <typename T>
+PrefetcherToL2<T> ReadNext(const FusedGroup<T>& group, int64_t end, int64_t visible) {
+  PrefetcherToL2<T> next;
+  const auto add_block = [&](const MatrixView<const T>& rows, int64_t first) {
+    next.Add(rows.Rows(first, std::min(kFusedBlock, rows.rows - first)));
+  };
+  if (end < visible) {
+    add_block(group.key, end);
+    add_block(group.value, end);
+  } else {
+    next.Add({group.output.data, group.output.rows, group.output.columns, group.output.stride});
+    next.Add(group.next_query);
+    add_block(group.next_key, 0);
+    add_block(group.next_value, 0);
   }
+  return next;
 }
 
-// ln(2^reference * sum), the whole numbers added first, with a logarithm of our own: the C
-// library's is not the same on every machine. sum = 2^e f with f in [sqrt(1/2), sqrt(2)), ln f = 2
-// atanh((f - 1) / (f + 1)), whose series is cut where |t| <= 0.172 leaves 1e-18.
+// The block as the panel sees it; without a row where it sees none.
 template <typename T>
-T LogSumExp(T reference, T sum) {
-  if (sum == 0) return -std::numeric_limits<T>::infinity();
-  if (std::isnan(sum)) return std::numeric_limits<T>::quiet_NaN();
-  int exponent = 0;
-  double f = std::frexp(static_cast<double>(sum), &exponent);
-  if (f < std::numbers::sqrt2 / 2) {
-    f *= 2;
-    --exponent;
-  }
-  const double t = (f - 1) / (f + 1);
-  const double t2 = t * t;
-  double series = 0;
-  for (int k = 23; k >= 1; k -= 2) series = std::fma(series, t2, 1.0 / k);
-  const double whole = static_cast<double>(reference) + exponent;
-  return static_cast<T>(std::fma(whole, std::numbers::ln2, 2 * t * series));
-}
-
-// Writes a panel's rows: O^T / L, and what else is wanted.
-template <typename T>
-void FinishPanel(const FusedGroup<T>& group, const Panel<T>& panel) {
+Block<T> SeenBlock(const Problem& problem, const Panel<T>& panel, const PackedBlock<T>& packed,
+                   const Scratch<T>& scratch) {
+  Block<T> block;
+  const int64_t end =
+      std::min(packed.keys.end, problem.VisibleKeysOfAny(panel.first, panel.rows).end);
+  const int64_t rows = std::max<int64_t>(end - packed.keys.begin, 0);
+  block.key = packed.key.Rows(0, rows);
+  block.values = packed.values;
+  const KeyRange keys{packed.keys.begin, packed.keys.begin + rows};
+  if (rows == 0 || problem.Ask(panel.first, panel.rows, keys) != Visibility::kMixed) return block;
   const int64_t lanes = LanesOfPanel(panel);
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    const int64_t query = panel.first + std::min(lane, panel.rows - 1);
+    scratch.limits[lane] =
+        static_cast<T>(std::clamp<int64_t>(problem.VisibleKeys(query).end - keys.begin, 0, rows));
+  }
+  block.limits = scratch.limits;
+  block.select = !packed.finite;
+  return block;
+}
+
+// Writes a panel's rows: O^T / L, and what else is wanted. merged: whether segments were merged;
+// otherwise there was but one.
+template <typename T>
+void FinishPanel(const FusedGroup<T>& group, const Panel<T>& panel, bool merged) {
+  const Tag<T> d;
+  constexpr int64_t kLanes = LanesOf<T>();
+  const T* const output = merged ? panel.total_output : panel.output;
+  const T* const sums = merged ? panel.total_sum : panel.sum;
+  const T* const references = merged ? panel.total_reference : panel.reference;
   const int64_t first = panel.first - group.first_query;
-  for (int64_t row = 0; row < panel.rows; ++row) {
-    const T sum = panel.total_sum[row];
-    const T inverse = sum == 0 ? T{0} : 1 / sum;
-    T* const out = group.output.Row(first + row);
-    for (int64_t x = 0; x < group.output.columns; ++x) {
-      const T element = panel.total_output[x * lanes + row] * inverse;
-      out[x] = std::isnan(element) ? std::numeric_limits<T>::quiet_NaN() : element;
+  const int64_t width = group.output.columns;
+  const int64_t whole = width / kBlockLanes<T> * kBlockLanes<T>;
+  for (int c = 0; c < panel.vectors; ++c) {
+    const int64_t rows = std::min(kLanes, panel.rows - c * kLanes);
+    const Vec<T> sum = hn::Load(d, sums + c * kLanes);
+    const auto empty = hn::Eq(sum, hn::Zero(d));
+    const Vec<T> inverse = hn::IfThenZeroElse(empty, hn::Div(hn::Set(d, T{1}), sum));
+    HWY_ALIGN T inverses[kLanes];
+    hn::Store(inverse, d, inverses);
+    const auto column = [&](int64_t x) HWY_ATTR {
+      // A merge would add the one segment to 0, and pass over it where it is empty.
+      Vec<T> o = hn::Load(d, output + (x * panel.vectors + c) * kLanes);
+      if (!merged) o = hn::IfThenZeroElse(empty, hn::Add(o, hn::Zero(d)));
+      const Vec<T> element = hn::Mul(o, inverse);
+      return hn::IfThenElse(hn::Eq(element, element), element,
+                            hn::Set(d, std::numeric_limits<T>::quiet_NaN()));
+    };
+    T* out[kLanes];
+    for (int64_t lane = 0; lane < rows; ++lane) {
+      const int64_t row = first + c * kLanes + lane;
+      out[lane] = group.output.Row(row);
+      const T reference = references[c * kLanes + lane];
+      if (group.reference != nullptr) group.reference[row] = reference;
+      if (group.inverse_sum != nullptr) group.inverse_sum[row] = inverses[lane];
+      if (group.logsumexp != nullptr) {
+        group.logsumexp[row] = LogSumExp(reference, sums[c * kLanes + lane]);
+      }
     }
-    if (group.reference != nullptr) group.reference[first + row] = panel.total_reference[row];
-    if (group.inverse_sum != nullptr) group.inverse_sum[first + row] = inverse;
-    if (group.logsumexp != nullptr) {
-      group.logsumexp[first + row] = LogSumExp(panel.total_reference[row], sum);
+    int64_t x = 0;
+    if (rows == kLanes) {
+      for (; x < whole; x += kBlockLanes<T>) {
+        Vec<T> columns[kBlockLanes<T>];
+        for (int i = 0; i < kBlockLanes<T>; ++i) columns[i] = column(x + i);
+        StoreColumns(d, columns, out, x);
+      }
+    }
+    for (; x < width; ++x) {
+      HWY_ALIGN T elements[kLanes];
+      hn::Store(column(x), d, elements);
+      for (int64_t lane = 0; lane < rows; ++lane) out[lane][x] = elements[lane];
     }
   }
 }
 
 template <typename T>
 void ForwardImpl(const FusedGroup<T>& group, T* memory, const std::atomic<bool>& stop) {
-  const int64_t value_width = group.value.columns;
+  const Problem& problem = *group.problem;
+  const int64_t dimensions = StripsOf(problem.value_width) * kStrip;
   Arena<T> arena(memory);
-  Scratch<T> scratch(arena, group.query.rows, group.query.columns, value_width);
+  Scratch<T> scratch(arena, problem, group.query.rows);
   const int panels = scratch.count;
   PackQueries(group, scratch);
+  const int64_t end = problem.VisibleKeysOfAny(group.first_query, group.query.rows).end;
+  const bool merge = end > kFusedSegment;
   for (int i = 0; i < panels; ++i) {
     const Panel<T>& panel = scratch.panels[i];
-    Empty(LanesOfPanel(panel), value_width, panel.total_reference, panel.total_sum,
+    Empty(LanesOfPanel(panel), dimensions, panel.reference, panel.sum, panel.output);
+    if (!merge) continue;
+    Empty(LanesOfPanel(panel), dimensions, panel.total_reference, panel.total_sum,
           panel.total_output);
   }
-  const int64_t end = group.problem->VisibleKeysOfAny(group.first_query, group.query.rows).end;
   for (int64_t segment = 0; segment < end; segment += kFusedSegment) {
     const int64_t segment_end = std::min(segment + kFusedSegment, end);
-    for (int i = 0; i < panels; ++i) {
-      const Panel<T>& panel = scratch.panels[i];
-      Empty(LanesOfPanel(panel), value_width, panel.reference, panel.sum, panel.output);
-    }
     for (int64_t first = segment; first < segment_end; first += kFusedBlock) {
       if (stop.load(std::memory_order_relaxed)) return;
       const KeyRange keys{first, std::min(first + kFusedBlock, segment_end)};
+      const PackedBlock<T> packed = PackBlock(group, keys, scratch);
+      PrefetcherToL2<T> next = ReadNext(group, keys.end, end);
+      const int64_t tiles = panels * CeilDiv(packed.keys.size(), TileKeys(kMostVectors));
+      const int64_t lines = tiles == 0 ? 0 : CeilDiv(next.lines(), tiles);
       for (int i = 0; i < panels; ++i) {
         const Panel<T>& panel = scratch.panels[i];
-        const Block<T> block = SeenBlock(group, panel, keys, scratch.limits);
+        const Block<T> block = SeenBlock(problem, panel, packed, scratch);
         if (block.key.rows == 0) continue;
         WithVectors(panel.vectors, [&]<int kVectors>() {
-          PanelBlock<T, kVectors>(panel, block, scratch.weights);
+          PanelBlock<T, kVectors>(panel, block, scratch.weights, [&] { next.Step(lines); });
         });
       }
     }
-    for (int i = 0; i < panels; ++i) {
+    for (int i = 0; merge && i < panels; ++i) {
       const Panel<T>& panel = scratch.panels[i];
       WithVectors(panel.vectors,
-                  [&]<int kVectors>() { MergeSegment<T, kVectors>(panel, value_width); });
+                  [&]<int kVectors>() { MergeSegment<T, kVectors>(panel, dimensions); });
+      Empty(LanesOfPanel(panel), dimensions, panel.reference, panel.sum, panel.output);
     }
   }
-  for (int i = 0; i < panels; ++i) FinishPanel(group, scratch.panels[i]);
-}
-
-// A panel's softmax weights over a block: [key][lane] in `weights`.
-template <typename T, int kVectors>
-HWY_INLINE void PanelWeights(const Panel<T>& panel, const Block<T>& block, T* weights) {
-  constexpr int kKeys = TileHeight(kVectors);
-  const Tag<T> d;
-  const size_t lanes = LanesOf<T>();
-  for (int64_t j = 0; j < block.key.rows; j += kKeys) {
-    const T* keys[kKeys];
-    KeyRows<T, kKeys>(block.key, j, keys);
-    Vec<T> scores[kKeys][kVectors];
-    ScoreTile<T, kVectors, kKeys>(panel.query, keys, block.key.columns, scores);
-    if (block.limits != nullptr || j + kKeys > block.key.rows) {
-      Hide<T, kVectors, kKeys>(block.limits, block.key.rows, j, scores);
-    }
-    for (int c = 0; c < kVectors; ++c) {
-      const Vec<T> reference = hn::Load(d, panel.total_reference + c * lanes);
-      const Vec<T> inverse = hn::Load(d, panel.total_sum + c * lanes);
-      for (int i = 0; i < kKeys; ++i) {
-        Vec<T> w = hn::Mul(Weight(d, scores[i][c], reference), inverse);
-        if (block.limits != nullptr) {
-          // In a NaN row 0 times 1 / L is NaN: hidden stays 0.
-          const auto seen =
-              hn::Lt(hn::Set(d, static_cast<T>(j + i)), hn::Load(d, block.limits + c * lanes));
-          w = hn::IfThenElseZero(seen, w);
-        }
-        hn::Store(w, d, weights + ((j + i) * kVectors + c) * lanes);
-      }
-    }
-  }
+  for (int i = 0; i < panels; ++i) FinishPanel(group, scratch.panels[i], merge);
 }
 
 template <typename T>
 void WeightsImpl(const FusedGroup<T>& group, KeyRange keys, T* memory, T* weights, int64_t stride) {
   Arena<T> arena(memory);
-  Scratch<T> scratch(arena, group.query.rows, group.query.columns, group.value.columns);
+  Scratch<T> scratch(arena, *group.problem, group.query.rows);
   PackQueries(group, scratch);
+  PackedBlock<T> packed;
+  packed.keys = keys;
+  packed.key = group.key.Rows(keys.begin, keys.size());
   for (int64_t key = 0; key < keys.size(); ++key) {
     std::fill_n(weights + key * stride, group.query.rows, T{0});
   }
@@ -600,7 +361,7 @@ void WeightsImpl(const FusedGroup<T>& group, KeyRange keys, T* memory, T* weight
       panel.total_reference[lane] = group.reference[row];
       panel.total_sum[lane] = group.inverse_sum[row];
     }
-    const Block<T> block = SeenBlock(group, panel, keys, scratch.limits);
+    const Block<T> block = SeenBlock(*group.problem, panel, packed, scratch);
     WithVectors(panel.vectors,
                 [&]<int kVectors>() { PanelWeights<T, kVectors>(panel, block, scratch.weights); });
     for (int64_t key = 0; key < block.key.rows; ++key) {
@@ -609,15 +370,22 @@ void WeightsImpl(const FusedGroup<T>& group, KeyRange keys, T* memory, T* weight
   }
 }
 
+template <typename T>
+bool FewQueries(const Problem& problem) {
+  return problem.queries < LanesOf<T>();
+}
+
+template <typename T>
+int64_t AnyScratchElements(const Problem& problem) {
+  const int64_t panels = ScratchElements<T>(problem);
+  return FewQueries<T>(problem) ? std::max(panels, RowsScratchElements<T>(problem)) : panels;
+}
+
 // HWY_EXPORT takes no template: each function by name, for float (F) and double (D).
-int64_t GroupRowsF() { return GroupRows<float>(); }
-int64_t GroupRowsD() { return GroupRows<double>(); }
-int64_t ScratchElementsF(int64_t n, int64_t d, int64_t dv) {
-  return ScratchElements<float>(n, d, dv);
-}
-int64_t ScratchElementsD(int64_t n, int64_t d, int64_t dv) {
-  return ScratchElements<double>(n, d, dv);
-}
+int64_t GroupRowsF(const Problem& problem) { return GroupRows<float>(problem); }
+int64_t GroupRowsD(const Problem& problem) { return GroupRows<double>(problem); }
+int64_t ScratchElementsF(const Problem& problem) { return AnyScratchElements<float>(problem); }
+int64_t ScratchElementsD(const Problem& problem) { return AnyScratchElements<double>(problem); }
 void ForwardF(const FusedGroup<float>& group, float* memory, const std::atomic<bool>& stop) {
   ForwardImpl(group, memory, stop);
 }
@@ -631,6 +399,22 @@ void WeightsF(const FusedGroup<float>& group, KeyRange keys, float* memory, floa
 void WeightsD(const FusedGroup<double>& group, KeyRange keys, double* memory, double* weights,
               int64_t stride) {
   WeightsImpl(group, keys, memory, weights, stride);
+}
+bool FewQueriesF(const Problem& problem) { return FewQueries<float>(problem); }
+bool FewQueriesD(const Problem& problem) { return FewQueries<double>(problem); }
+void RowsSegmentF(const FusedRows<float>& rows, int64_t begin, float* memory,
+                  const std::atomic<bool>& stop, float* states) {
+  RowsSegmentImpl(rows, begin, memory, stop, states);
+}
+void RowsSegmentD(const FusedRows<double>& rows, int64_t begin, double* memory,
+                  const std::atomic<bool>& stop, double* states) {
+  RowsSegmentImpl(rows, begin, memory, stop, states);
+}
+void FinishRowF(const float* states, int64_t n, int64_t stride, const FusedRowResult<float>& to) {
+  FinishRowImpl(states, n, stride, to);
+}
+void FinishRowD(const double* states, int64_t n, int64_t stride, const FusedRowResult<double>& to) {
+  FinishRowImpl(states, n, stride, to);
 }
 
 }  // namespace attendant::core::HWY_NAMESPACE
@@ -647,22 +431,28 @@ HWY_EXPORT(ForwardF);
 HWY_EXPORT(ForwardD);
 HWY_EXPORT(WeightsF);
 HWY_EXPORT(WeightsD);
+HWY_EXPORT(FewQueriesF);
+HWY_EXPORT(FewQueriesD);
+HWY_EXPORT(RowsSegmentF);
+HWY_EXPORT(RowsSegmentD);
+HWY_EXPORT(FinishRowF);
+HWY_EXPORT(FinishRowD);
 
 template <>
-int64_t FusedGroupRows<float>() {
-  return HWY_DYNAMIC_DISPATCH(GroupRowsF)();
+int64_t FusedGroupRows<float>(const Problem& p) {
+  return HWY_DYNAMIC_DISPATCH(GroupRowsF)(p);
 }
 template <>
-int64_t FusedGroupRows<double>() {
-  return HWY_DYNAMIC_DISPATCH(GroupRowsD)();
+int64_t FusedGroupRows<double>(const Problem& p) {
+  return HWY_DYNAMIC_DISPATCH(GroupRowsD)(p);
 }
 template <>
 int64_t FusedScratchElements<float>(const Problem& p) {
-  return HWY_DYNAMIC_DISPATCH(ScratchElementsF)(p.queries, p.width, p.value_width);
+  return HWY_DYNAMIC_DISPATCH(ScratchElementsF)(p);
 }
 template <>
 int64_t FusedScratchElements<double>(const Problem& p) {
-  return HWY_DYNAMIC_DISPATCH(ScratchElementsD)(p.queries, p.width, p.value_width);
+  return HWY_DYNAMIC_DISPATCH(ScratchElementsD)(p);
 }
 template <>
 void FusedForward(const FusedGroup<float>& group, float* scratch, const std::atomic<bool>& stop) {
@@ -681,6 +471,34 @@ template <>
 void FusedWeights(const FusedGroup<double>& group, KeyRange keys, double* scratch, double* weights,
                   int64_t stride) {
   HWY_DYNAMIC_DISPATCH(WeightsD)(group, keys, scratch, weights, stride);
+}
+template <>
+bool FusedFewQueries<float>(const Problem& p) {
+  return HWY_DYNAMIC_DISPATCH(FewQueriesF)(p);
+}
+template <>
+bool FusedFewQueries<double>(const Problem& p) {
+  return HWY_DYNAMIC_DISPATCH(FewQueriesD)(p);
+}
+template <>
+void FusedRowsSegment(const FusedRows<float>& rows, int64_t begin, float* scratch,
+                      const std::atomic<bool>& stop, float* states) {
+  HWY_DYNAMIC_DISPATCH(RowsSegmentF)(rows, begin, scratch, stop, states);
+}
+template <>
+void FusedRowsSegment(const FusedRows<double>& rows, int64_t begin, double* scratch,
+                      const std::atomic<bool>& stop, double* states) {
+  HWY_DYNAMIC_DISPATCH(RowsSegmentD)(rows, begin, scratch, stop, states);
+}
+template <>
+void FusedFinishRow(const float* states, int64_t segments, int64_t stride,
+                    const FusedRowResult<float>& to) {
+  HWY_DYNAMIC_DISPATCH(FinishRowF)(states, segments, stride, to);
+}
+template <>
+void FusedFinishRow(const double* states, int64_t segments, int64_t stride,
+                    const FusedRowResult<double>& to) {
+  HWY_DYNAMIC_DISPATCH(FinishRowD)(states, segments, stride, to);
 }
 
 }  // namespace attendant::core

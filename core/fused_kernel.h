@@ -1,9 +1,11 @@
 // The fused kernel of the chunked path: scores, softmax and values of a panel of queries in one
 // pass over the keys, in registers and L1. SIMD, chosen for the CPU at run time.
 //
-// Layout: SIMD lanes are queries. A panel is a few vectors of queries; a group is a few panels that
-// share each block of keys while it is in L2. Keys and values are read as they lie, one broadcast
-// an element. Scores are S[key][lane], outputs O[dimension][lane].
+// Two layouts, one arithmetic. Where queries fill a vector, SIMD lanes are queries: a panel is a
+// few vectors of them, a group is a few panels that share each block of keys while it is in L2;
+// keys and values are broadcast an element at a time; scores are S[key][lane], outputs
+// O[dimension][lane]. Where there are few, lanes are keys and then dimensions, and segments of one
+// head may be computed apart.
 //
 // The arithmetic is a contract: a row's bits depend on that row's own inputs and nothing else. Not
 // on the queries beside it, the vector width, the thread or the layout, on any CPU with AVX2 and
@@ -32,9 +34,11 @@
 #ifndef ATTENDANT_CORE_FUSED_KERNEL_H_
 #define ATTENDANT_CORE_FUSED_KERNEL_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
+#include "core/checked_math.h"
 #include "core/problem.h"
 #include "core/tensor_view.h"
 
@@ -49,7 +53,7 @@ template <typename T>
 struct FusedGroup {
   const Problem* problem = nullptr;
   int64_t first_query = 0;    // of the group, within the head
-  MatrixView<const T> query;  // (rows, D), rows <= FusedGroupRows<T>()
+  MatrixView<const T> query;  // (rows, D), rows <= FusedGroupRows<T>(problem)
   MatrixView<const T> key;    // (Tk, D)
   MatrixView<const T> value;  // (Tk, Dv)
   MatrixView<T> output;       // (rows, Dv)
@@ -58,11 +62,16 @@ struct FusedGroup {
   T* reference = nullptr;    // (rows)
   T* inverse_sum = nullptr;  // (rows)
   T* logsumexp = nullptr;    // (rows)
+  // Those of the group that this thread will probably compute next, to be fetched in time. Empty
+  // where there is none.
+  MatrixView<const T> next_query;
+  MatrixView<const T> next_key;
+  MatrixView<const T> next_value;
 };
 
 // Most queries in a group on this CPU.
 template <typename T>
-int64_t FusedGroupRows();
+int64_t FusedGroupRows(const Problem& problem);
 
 // Elements of scratch, 64-byte aligned, that a call needs.
 template <typename T>
@@ -78,6 +87,53 @@ void FusedForward(const FusedGroup<T>& group, T* scratch, const std::atomic<bool
 template <typename T>
 void FusedWeights(const FusedGroup<T>& group, KeyRange keys, T* scratch, T* weights,
                   int64_t stride);
+
+// Whether the head's queries are too few to fill a vector on this CPU.
+template <typename T>
+bool FusedFewQueries(const Problem& problem);
+
+// Most rows of a FusedRows.
+inline constexpr int64_t kFusedMostRows = 16;
+inline int64_t FusedRowsOfTask(const Problem& p) {
+  if (p.kv_heads == 0) return 0;
+  return std::min(kFusedMostRows, SaturatingProduct({p.heads / p.kv_heads, p.queries}));
+}
+
+// Queries of the heads that share a head of keys, and those keys.
+template <typename T>
+struct FusedRows {
+  const Problem* problem = nullptr;
+  MatrixView<const T> key;    // (Tk, D)
+  MatrixView<const T> value;  // (Tk, Dv)
+  int64_t count = 0;
+  const T* query[kFusedMostRows] = {};  // each (D)
+  int64_t index[kFusedMostRows] = {};   // of the query, within its head
+};
+
+// A row's state of one segment: m, l, and O of Dv elements.
+constexpr int64_t FusedStateElements(int64_t value_width) {
+  return SaturatingSum({value_width, 2});
+}
+
+// Computes the rows' states of the segment of keys that begins at `begin`, a multiple of
+// kFusedSegment: states[row][FusedStateElements]. Returns early once *stop. Thread-safe.
+template <typename T>
+void FusedRowsSegment(const FusedRows<T>& rows, int64_t begin, T* scratch,
+                      const std::atomic<bool>& stop, T* states);
+
+// Where a row goes; null where it is not wanted, but for the output.
+template <typename T>
+struct FusedRowResult {
+  T* output = nullptr;  // (Dv)
+  int64_t value_width = 0;
+  T* reference = nullptr;
+  T* inverse_sum = nullptr;
+  T* logsumexp = nullptr;
+};
+
+// Merges the states of a row's segments, `stride` elements from one to the next, and finishes it.
+template <typename T>
+void FusedFinishRow(const T* states, int64_t segments, int64_t stride, const FusedRowResult<T>& to);
 
 }  // namespace attendant::core
 

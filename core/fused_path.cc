@@ -6,6 +6,7 @@
 
 #include "core/checked_math.h"
 #include "core/fused_kernel.h"
+#include "core/second_sweep.h"
 #include "core/tiling.h"
 
 namespace attendant::core {
@@ -13,32 +14,52 @@ namespace {
 
 // A multiple of every vector's lanes: groups of such a size leave no lane idle but at the end.
 constexpr int64_t kMostLanes = 16;
+// The last thread to finish waits for one task at most: so many a thread make that little.
+constexpr int64_t kTasksPerThread = 8;
 
-// Queries of a tile: a head's divided evenly, so that no thread waits for a large last one.
+// Queries of a task, where they fill vectors: a head's divided evenly, into as many groups as the
+// kernel's limit and the threads ask for.
 template <typename T>
-int64_t GroupRows(int64_t queries) {
-  const int64_t groups = std::max<int64_t>(CeilDiv(queries, FusedGroupRows<T>()), 1);
-  const int64_t even = CeilDiv(CeilDiv(queries, groups), kMostLanes) * kMostLanes;
-  return std::min(std::max<int64_t>(even, 1), FusedGroupRows<T>());
-}
-
-bool NeedsSecondSweep(const Problem& problem) {
-  return problem.return_weights || problem.return_key_sums;
+int64_t GroupRows(const Problem& problem, int threads) {
+  const int64_t most = FusedGroupRows<T>(problem);
+  const int64_t heads = std::max<int64_t>(SaturatingProduct({problem.batch, problem.heads}), 1);
+  const int64_t groups = std::max<int64_t>(
+      {CeilDiv(problem.queries, most), CeilDiv(kTasksPerThread * threads, heads), 1});
+  const int64_t even = CeilDiv(CeilDiv(problem.queries, groups), kMostLanes) * kMostLanes;
+  return std::min(std::max(even, kMostLanes), most);
 }
 
 // Elements of one block's weights, [key][query].
 template <typename T>
-int64_t BlockWeights(const Problem& problem) {
-  return NeedsSecondSweep(problem) ? kFusedBlock * GroupRows<T>(problem.queries) : 0;
+int64_t BlockWeights(const Problem& problem, int threads) {
+  return NeedsSecondSweep(problem) ? kFusedBlock * GroupRows<T>(problem, threads) : 0;
+}
+
+int64_t Segments(const Problem& problem) {
+  return std::max<int64_t>(CeilDiv(problem.keys, kFusedSegment), 1);
+}
+
+// Elements of the states of one task's rows.
+int64_t TaskStates(const Problem& problem) {
+  return SaturatingProduct({FusedRowsOfTask(problem), FusedStateElements(problem.value_width)});
+}
+
+// Elements of every row's states, where the segments of few queries are computed apart.
+template <typename T>
+int64_t AllStates(const Problem& p) {
+  if (!FusedFewQueries<T>(p) || Segments(p) == 1) return 0;
+  return SaturatingProduct(
+      {p.batch, p.heads, p.queries, Segments(p), FusedStateElements(p.value_width)});
 }
 
 template <typename T>
 int64_t WorkspaceBytes(const Problem& p, int threads) {
-  const int64_t rows =
-      NeedsSecondSweep(p) ? SaturatingProduct({2, p.batch, p.heads, p.queries}) : 0;
-  const int64_t scratch = SaturatingSum({FusedScratchElements<T>(p), BlockWeights<T>(p)});
+  const int64_t states = FusedFewQueries<T>(p) ? TaskStates(p) : 0;
+  const int64_t scratch =
+      SaturatingSum({FusedScratchElements<T>(p), states, BlockWeights<T>(p, threads)});
   return SaturatingProduct(
-      {SizeOf(p.dtype), SaturatingSum({rows, SaturatingProduct({threads, scratch})})});
+      {SizeOf(p.dtype), SaturatingSum({RowStates<T>::Elements(p), AllStates<T>(p),
+                                       SaturatingProduct({threads, scratch})})});
 }
 
 // What one compute thread works with.
@@ -46,6 +67,7 @@ template <typename T>
 struct Scratch {
   Buffer<T> kernel;
   Buffer<T> weights;
+  Buffer<T> states;
 };
 
 template <typename T>
@@ -55,27 +77,84 @@ class FusedJob {
       : problem_(problem),
         tensors_(tensors),
         workspace_(resources.workspace),
+        threads_(resources.threads),
+        segments_(Segments(problem)),
+        group_heads_(problem.kv_heads == 0 ? 0 : problem.heads / problem.kv_heads),
         scratch_(resources.threads) {}
 
-  // Room for each row's reference and 1 / l, from the first sweep to the second.
-  absl::Status AllocateRows() {
-    const int64_t rows = problem_.batch * problem_.heads * problem_.queries;
-    for (Buffer<T>* const buffer : {&reference_, &inverse_sum_}) {
-      auto allocated = workspace_->Allocate<T>(rows);
-      if (!allocated.ok()) return allocated.status();
-      *buffer = *std::move(allocated);
+  absl::Status Allocate() {
+    auto states = workspace_->Allocate<T>(AllStates<T>(problem_));
+    if (!states.ok()) return states.status();
+    states_ = *std::move(states);
+    return rows_.Allocate(problem_, *workspace_);
+  }
+
+  // First sweep: a group of queries against all their keys. The last groups of a causal head see
+  // most: they go first, so that no thread ends with a long one.
+  absl::Status Forward(const Tiling& queries, const TileContext& context) {
+    absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
+    if (!scratch.ok()) return scratch.status();
+    const int64_t tile = queries.tiles() - 1 - context.tile;
+    FusedGroup<T> group = GroupOf(queries[tile]);
+    if (tile >= threads_) {
+      const FusedGroup<T> next = GroupOf(queries[tile - threads_]);
+      group.next_query = next.query;
+      group.next_key = next.key;
+      group.next_value = next.value;
+    }
+    FusedForward(group, (*scratch)->kernel.data(), *context.stop);
+    return absl::OkStatus();
+  }
+
+  // Rows of few queries: those of the heads that share keys, a few a task, and each segment apart.
+  int64_t RowsOfKeys() const { return group_heads_ * problem_.queries; }
+  int64_t RowTasks() const { return CeilDiv(RowsOfKeys(), kFusedMostRows); }
+  int64_t ForwardRowsTiles() const {
+    return SaturatingProduct({problem_.batch, problem_.kv_heads, segments_, RowTasks()});
+  }
+  absl::Status ForwardRows(int64_t tile, const TileContext& context) {
+    absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
+    if (!scratch.ok()) return scratch.status();
+    // The tasks that read the same keys follow each other.
+    const int64_t first = tile % RowTasks() * kFusedMostRows;
+    const int64_t segment = tile / RowTasks() % segments_;
+    const int64_t keys = tile / RowTasks() / segments_;
+    const int64_t batch = keys / problem_.kv_heads;
+    const int64_t kv_head = keys % problem_.kv_heads;
+    FusedRows<T> rows;
+    rows.problem = &problem_;
+    rows.key = tensors_.key.Head(batch, kv_head);
+    rows.value = tensors_.value.Head(batch, kv_head);
+    rows.count = std::min(kFusedMostRows, RowsOfKeys() - first);
+    for (int64_t i = 0; i < rows.count; ++i) {
+      const int64_t head = kv_head * group_heads_ + (first + i) / problem_.queries;
+      rows.index[i] = (first + i) % problem_.queries;
+      rows.query[i] = tensors_.query.Head(batch, head).Row(rows.index[i]);
+    }
+    T* const states = (*scratch)->states.data();
+    FusedRowsSegment(rows, segment * kFusedSegment, (*scratch)->kernel.data(), *context.stop,
+                     states);
+    if (context.stopped()) return absl::OkStatus();
+    const int64_t size = FusedStateElements(problem_.value_width);
+    for (int64_t i = 0; i < rows.count; ++i) {
+      const int64_t row = keys * RowsOfKeys() + first + i;
+      if (segments_ == 1) {
+        Finish(row, states + i * size);
+      } else {
+        std::copy_n(states + i * size, size, states_.data() + (row * segments_ + segment) * size);
+      }
     }
     return absl::OkStatus();
   }
-
-  // First sweep: a group of queries against all their keys.
-  absl::Status Forward(const Tiling::Block& block, const TileContext& context) {
-    absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
-    if (!scratch.ok()) return scratch.status();
-    FusedForward(Group(block.batch, block.head, block.first, block.count),
-                 (*scratch)->kernel.data(), *context.stop);
-    return absl::OkStatus();
+  // The rows of one batch and head of keys, whose segments are complete.
+  void MergeRows(int64_t keys) {
+    const int64_t size = segments_ * FusedStateElements(problem_.value_width);
+    for (int64_t i = 0; i < RowsOfKeys(); ++i) {
+      const int64_t row = keys * RowsOfKeys() + i;
+      Finish(row, states_.data() + row * size);
+    }
   }
+  bool apart() const { return segments_ > 1; }
 
   // Second sweep: a block of keys against all queries, in query order.
   absl::Status Weights(const Tiling::Block& block, const TileContext& context) {
@@ -87,7 +166,7 @@ class FusedJob {
                         ? nullptr
                         : tensors_.key_sums + block.flat_head * problem_.keys + keys.begin;
     if (sums != nullptr) std::fill_n(sums, keys.size(), T{0});
-    const int64_t most = GroupRows<T>(problem_.queries);
+    const int64_t most = GroupRows<T>(problem_, threads_);
     for (int64_t first = 0; first < problem_.queries; first += most) {
       if (context.stopped()) return absl::OkStatus();
       const int64_t count = std::min(most, problem_.queries - first);
@@ -107,7 +186,8 @@ class FusedJob {
       Scratch<T> scratch;
       const std::pair<Buffer<T>*, int64_t> parts[] = {
           {&scratch.kernel, FusedScratchElements<T>(problem_)},
-          {&scratch.weights, BlockWeights<T>(problem_)},
+          {&scratch.weights, BlockWeights<T>(problem_, threads_)},
+          {&scratch.states, FusedFewQueries<T>(problem_) ? TaskStates(problem_) : 0},
       };
       for (const auto& [buffer, count] : parts) {
         auto allocated = workspace_->Allocate<T>(count);
@@ -118,6 +198,9 @@ class FusedJob {
     });
   }
 
+  FusedGroup<T> GroupOf(const Tiling::Block& block) const {
+    return Group(block.batch, block.head, block.first, block.count);
+  }
   FusedGroup<T> Group(int64_t batch, int64_t head, int64_t first, int64_t count) const {
     const int64_t row = (batch * problem_.heads + head) * problem_.queries + first;
     FusedGroup<T> group;
@@ -128,11 +211,26 @@ class FusedJob {
     group.value = tensors_.value.Head(batch, problem_.KvHead(head));
     group.output = tensors_.output.Head(batch, head).Rows(first, count);
     if (NeedsSecondSweep(problem_)) {
-      group.reference = reference_.data() + row;
-      group.inverse_sum = inverse_sum_.data() + row;
+      group.reference = rows_.references() + row;
+      group.inverse_sum = rows_.inverse_sums() + row;
     }
     if (tensors_.logsumexp != nullptr) group.logsumexp = tensors_.logsumexp + row;
     return group;
+  }
+
+  // row: of (B, H, Tq), which is also (B, Hkv, row of keys).
+  void Finish(int64_t row, const T* states) const {
+    const int64_t flat_head = row / problem_.queries;
+    FusedRowResult<T> to;
+    to.output = tensors_.output.Head(flat_head / problem_.heads, flat_head % problem_.heads)
+                    .Row(row % problem_.queries);
+    to.value_width = problem_.value_width;
+    if (NeedsSecondSweep(problem_)) {
+      to.reference = rows_.references() + row;
+      to.inverse_sum = rows_.inverse_sums() + row;
+    }
+    if (tensors_.logsumexp != nullptr) to.logsumexp = tensors_.logsumexp + row;
+    FusedFinishRow(states, segments_, FusedStateElements(problem_.value_width), to);
   }
 
   static void AddToSums(const T* weights, int64_t keys, int64_t queries, T* sums) {
@@ -151,9 +249,12 @@ class FusedJob {
   const Problem problem_;
   const AttendTensors<T> tensors_;
   Workspace* const workspace_;
+  const int threads_;
+  const int64_t segments_;
+  const int64_t group_heads_;  // query heads that share a head of keys
   PerWorker<Scratch<T>> scratch_;
-  Buffer<T> reference_;    // (B, H, Tq)
-  Buffer<T> inverse_sum_;  // (B, H, Tq)
+  Buffer<T> states_;  // (B, H, Tq, segments, FusedStateElements)
+  RowStates<T> rows_;
 };
 
 }  // namespace
@@ -168,15 +269,26 @@ absl::StatusOr<std::vector<Stage>> FusedStages(const Problem& problem,
                                                const AttendTensors<T>& tensors,
                                                const Resources& resources) {
   auto job = std::make_shared<FusedJob<T>>(problem, tensors, resources);
+  if (absl::Status status = job->Allocate(); !status.ok()) return status;
   std::vector<Stage> stages;
-  const Tiling queries(problem, problem.queries, GroupRows<T>(problem.queries));
-  stages.push_back({"forward", queries.tiles(), [job, queries](const TileContext& context) {
-                      // The last groups of a causal head see most: they go first, so that no
-                      // thread ends with a long one.
-                      return job->Forward(queries[queries.tiles() - 1 - context.tile], context);
-                    }});
+  if (FusedFewQueries<T>(problem)) {
+    stages.push_back({"forward", job->ForwardRowsTiles(), [job](const TileContext& context) {
+                        return job->ForwardRows(context.tile, context);
+                      }});
+    if (job->apart()) {
+      stages.push_back({"merge", SaturatingProduct({problem.batch, problem.kv_heads}),
+                        [job](const TileContext& context) {
+                          job->MergeRows(context.tile);
+                          return absl::OkStatus();
+                        }});
+    }
+  } else {
+    const Tiling queries(problem, problem.queries, GroupRows<T>(problem, resources.threads));
+    stages.push_back({"forward", queries.tiles(), [job, queries](const TileContext& context) {
+                        return job->Forward(queries, context);
+                      }});
+  }
   if (NeedsSecondSweep(problem)) {
-    if (absl::Status status = job->AllocateRows(); !status.ok()) return status;
     const Tiling keys(problem, problem.keys, kFusedBlock);
     stages.push_back({"weights", keys.tiles(), [job, keys](const TileContext& context) {
                         return job->Weights(keys[context.tile], context);

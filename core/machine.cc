@@ -1,5 +1,6 @@
 #include "core/machine.h"
 
+#include <malloc.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -7,7 +8,11 @@
 #include <atomic>
 #include <chrono>
 #include <fstream>
+#include <numeric>
+#include <thread>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "core/simd_targets.h"
 
@@ -72,39 +77,43 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// About a millisecond at 4 GHz: 12 multiply-adds take 6 cycles.
-constexpr int64_t kRounds = 600'000;
+// About a tenth of a millisecond at 4 GHz: 12 multiply-adds take 6 cycles.
+constexpr int64_t kRounds = 60'000;
+
+// Highway's bits of what is compiled in and runs on this CPU, best first; without the baseline,
+// which needs no name.
+std::vector<int64_t> Targets() {
+  std::vector<int64_t> targets;
+  const int64_t usable = hwy::SupportedTargets() & HWY_TARGETS & ~HWY_BASELINE_TARGETS;
+  for (int bit = 0; bit < 62; ++bit) {
+    if ((usable >> bit & 1) != 0) targets.push_back(int64_t{1} << bit);
+  }
+  return targets;
+}
 
 template <typename T, typename Chains>
-double BestFlops(Scheduler& scheduler, int repetitions, const Chains& chains) {
-  double best = 0;
-  for (int repetition = 0; repetition < repetitions; ++repetition) {
-    std::atomic<int64_t> flops = 0;
-    std::atomic<int> arrived = 0;
-    std::atomic<int64_t> first{INT64_MAX};
-    std::atomic<int64_t> last{0};
-    const auto now = [] { return Clock::now().time_since_epoch().count(); };
-    const auto tile = [&](const TileContext&) {
-      // Tiles wait for each other, so that each is on a thread of its own and all run at once.
-      ++arrived;
-      while (arrived < scheduler.threads()) std::this_thread::yield();
+double FlopsOf(Scheduler& scheduler, double seconds, const Chains& chains) {
+  std::atomic<int> arrived = 0;
+  std::vector<double> rates(scheduler.threads());
+  const auto tile = [&](const TileContext& context) {
+    // Tiles wait for each other, so that each is on a thread of its own and all run at once.
+    ++arrived;
+    while (arrived < scheduler.threads()) std::this_thread::yield();
+    const auto begin = Clock::now();
+    std::chrono::duration<double> elapsed{};
+    double flops = 0;
+    do {
       T sink = 0;
-      int64_t begin = now();
       const int64_t done = chains(kRounds, &sink);
-      int64_t end = now();
       // The sink is finite by construction; the comparison makes it count.
-      flops += sink == sink ? done : 0;
-      for (int64_t seen = first; begin < seen && !first.compare_exchange_weak(seen, begin);) {
-      }
-      for (int64_t seen = last; end > seen && !last.compare_exchange_weak(seen, end);) {
-      }
-      return absl::OkStatus();
-    };
-    if (!scheduler.Run({{"peak", scheduler.threads(), tile}}).ok()) return 0;
-    const auto elapsed = std::chrono::duration<double>(Clock::duration(last - first)).count();
-    best = std::max(best, static_cast<double>(flops) / elapsed);
-  }
-  return best;
+      flops += sink == sink ? static_cast<double>(done) : 0;
+      elapsed = Clock::now() - begin;
+    } while (elapsed.count() < seconds);
+    rates[context.worker] = flops / elapsed.count();
+    return absl::OkStatus();
+  };
+  if (!scheduler.Run({{"peak", scheduler.threads(), tile}}).ok()) return 0;
+  return std::accumulate(rates.begin(), rates.end(), 0.0);
 }
 
 }  // namespace
@@ -123,6 +132,23 @@ std::string CpuName() {
 
 std::string SimdTarget() { return HWY_DYNAMIC_DISPATCH(TargetName)(); }
 
+std::vector<std::string> SimdTargets() {
+  std::vector<std::string> names;
+  for (const int64_t target : Targets()) names.emplace_back(hwy::TargetName(target));
+  if (names.empty()) names.push_back(SimdTarget());
+  return names;
+}
+
+absl::Status ForceSimdTarget(absl::string_view name) {
+  for (const int64_t target : Targets()) {
+    if (name != hwy::TargetName(target)) continue;
+    hwy::DisableTargets(~target);
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "is '", name, "', must be one of this CPU's: ", absl::StrJoin(SimdTargets(), ", ")));
+}
+
 int AvailableCpus() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) != 0) {
@@ -135,14 +161,21 @@ int64_t PhysicalMemoryBytes() {
   return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
 }
 
-PeakFlops MeasurePeakFlops(Scheduler& scheduler, int repetitions) {
-  return {
-      BestFlops<float>(scheduler, repetitions,
-                       [](int64_t n, float* s) { return HWY_DYNAMIC_DISPATCH(FmaChainsF)(n, s); }),
-      BestFlops<double>(
-          scheduler, repetitions,
-          [](int64_t n, double* s) { return HWY_DYNAMIC_DISPATCH(FmaChainsD)(n, s); }),
-  };
+double MeasurePeakFlops(Scheduler& scheduler, DType dtype, double seconds) {
+  if (dtype == DType::kFloat64) {
+    return FlopsOf<double>(scheduler, seconds, [](int64_t n, double* sink) {
+      return HWY_DYNAMIC_DISPATCH(FmaChainsD)(n, sink);
+    });
+  }
+  return FlopsOf<float>(scheduler, seconds, [](int64_t n, float* sink) {
+    return HWY_DYNAMIC_DISPATCH(FmaChainsF)(n, sink);
+  });
+}
+
+void KeepFreedMemory() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 64 << 20);
+  mallopt(M_TOP_PAD, 1 << 20);
 }
 
 }  // namespace attendant::core

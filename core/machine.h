@@ -5,8 +5,12 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "core/scheduler.h"
+#include "core/tensor_view.h"
 
 namespace attendant::core {
 
@@ -17,20 +21,33 @@ std::string CpuName();
 // baseline.
 std::string SimdTarget();
 
+// The instruction sets that SimdTarget can be on this CPU, best first.
+std::vector<std::string> SimdTargets();
+
+// Uses none but `name` from now on. Returns INVALID_ARGUMENT where it is not one of SimdTargets().
+// Not thread-safe: call it before there are threads.
+absl::Status ForceSimdTarget(absl::string_view name);
+
 // CPUs that this process may run on (its affinity mask); at least 1.
 int AvailableCpus();
 
 // Bytes of memory this machine has.
 int64_t PhysicalMemoryBytes();
 
-// FLOP/s of fused multiply-adds on registers alone, on all the scheduler's threads at once, best of
-// `repetitions` of about a millisecond each: the roof that every kernel is measured against.
+// FLOP/s of fused multiply-adds on registers alone, of FLOAT32 or FLOAT64, on all the scheduler's
+// threads at once, on average over `seconds`: the roof that every kernel is measured against.
 // Not to be called on a compute thread.
+double MeasurePeakFlops(Scheduler& scheduler, DType dtype, double seconds);
+
+// The same for both types; 0 where it was not measured.
 struct PeakFlops {
   double float32 = 0;
   double float64 = 0;
 };
-PeakFlops MeasurePeakFlops(Scheduler& scheduler, int repetitions);
+
+// Keeps freed memory in the process for the next call: by default glibc returns what is larger than
+// a few pages to the kernel, and every call pays for page faults. Call it before any thread starts.
+void KeepFreedMemory();
 
 }  // namespace attendant::core
 

@@ -14,6 +14,10 @@ using Clock = std::chrono::steady_clock;
 constexpr char kShuttingDown[] = "the compute threads are shutting down";
 constexpr int64_t kNoTile = -1;
 
+// A thread without work looks for more for so long before it sleeps: to wake one takes about as
+// long, and a stage or a short call often follows within it.
+constexpr auto kLinger = std::chrono::microseconds(50);
+
 }  // namespace
 
 Scheduler::Scheduler(int threads) {
@@ -62,6 +66,7 @@ absl::Status Scheduler::Run(std::vector<Stage> stages) {
 void Scheduler::Work(int worker) {
   PrepareThreadForGemm();
   while (true) {
+    Linger();
     int64_t tile = 0;
     std::shared_ptr<Job> job = TakeTile(tile);
     if (job == nullptr) return;
@@ -74,6 +79,14 @@ void Scheduler::Work(int worker) {
   }
 }
 
+void Scheduler::Linger() const {
+  if (any_ready_.load(std::memory_order_relaxed)) return;
+  const auto end = Clock::now() + kLinger;
+  while (!any_ready_.load(std::memory_order_relaxed) && Clock::now() < end) {
+    std::this_thread::yield();
+  }
+}
+
 std::shared_ptr<Job> Scheduler::TakeTile(int64_t& tile) {
   MutexLock lock(mutex_);
   while (ready_.empty()) {
@@ -82,6 +95,7 @@ std::shared_ptr<Job> Scheduler::TakeTile(int64_t& tile) {
   }
   std::shared_ptr<Job> job = std::move(ready_.front());
   ready_.pop_front();
+  any_ready_ = !ready_.empty();
   job->queued_ = false;
   ++job->holders_;
   tile = kNoTile;
@@ -96,6 +110,7 @@ std::shared_ptr<Job> Scheduler::TakeTile(int64_t& tile) {
 void Scheduler::Enqueue(std::shared_ptr<Job> job) {
   job->queued_ = true;
   ready_.push_back(std::move(job));
+  any_ready_ = true;
   work_.NotifyOne();
 }
 

@@ -5,6 +5,7 @@
 #ifndef ATTENDANT_CORE_SCHEDULER_H_
 #define ATTENDANT_CORE_SCHEDULER_H_
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <set>
@@ -38,6 +39,8 @@ class Scheduler {
 
  private:
   void Work(int worker);
+  // Returns once there may be something to take, or none came for a while.
+  void Linger() const;
   // Takes the next tile, or a job that has none left to start (tile -1); waits where there is
   // neither. Returns null when the scheduler shuts down and every job is complete.
   std::shared_ptr<Job> TakeTile(int64_t& tile) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -48,6 +51,7 @@ class Scheduler {
   Mutex mutex_;
   CondVar work_;
   std::deque<std::shared_ptr<Job>> ready_ ABSL_GUARDED_BY(mutex_);  // jobs with something to take
+  std::atomic<bool> any_ready_ = false;                             // whether ready_ has any
   std::set<std::shared_ptr<Job>> incomplete_ ABSL_GUARDED_BY(mutex_);
   bool shutdown_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;

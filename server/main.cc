@@ -9,6 +9,7 @@
 #include <ctime>
 #include <string>
 
+#include "core/machine.h"
 #include "server/config.h"
 #include "server/server.h"
 
@@ -37,6 +38,7 @@ void ExitAtNextSignal() {
 }
 
 int Main(int argc, char** argv) {
+  core::KeepFreedMemory();
   const ParsedConfig parsed = ParseConfig(argc, argv);
   if (parsed.exit_code.has_value()) return *parsed.exit_code;
   spdlog::set_default_logger(spdlog::stderr_color_mt("attendant"));

@@ -4,6 +4,7 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server_builder.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -21,9 +22,9 @@ namespace {
 constexpr const char* kReadiness[] = {"", "attendant.v1.Attention"};
 constexpr char kLiveness[] = "liveness";
 
-// Repetitions of about a millisecond for each of two types: the best of a few, as a machine that is
-// busy at the start would show less.
-constexpr int kPeakRepetitions = 8;
+// The best of a few turns, as a machine that is busy at the start would show less.
+constexpr int kPeakTurns = 8;
+constexpr double kPeakTurnSeconds = 1e-3;
 
 std::string WithPort(const std::string& address, int port) {
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
@@ -31,7 +32,14 @@ std::string WithPort(const std::string& address, int port) {
 
 core::PeakFlops MeasurePeak(const Config& config, core::Scheduler& scheduler, Metrics& metrics) {
   if (!config.measure_peak) return {};
-  const core::PeakFlops peak = core::MeasurePeakFlops(scheduler, kPeakRepetitions);
+  const auto measure = [&scheduler](core::DType dtype) {
+    return core::MeasurePeakFlops(scheduler, dtype, kPeakTurnSeconds);
+  };
+  core::PeakFlops peak;
+  for (int turn = 0; turn < kPeakTurns; ++turn) {
+    peak.float32 = std::max(peak.float32, measure(core::DType::kFloat32));
+    peak.float64 = std::max(peak.float64, measure(core::DType::kFloat64));
+  }
   metrics.SetMachinePeak(peak);
   return peak;
 }

@@ -23,22 +23,6 @@ namespace {
 using ::testing::Each;
 using ::testing::IsEmpty;
 
-constexpr Causal kBothCausal[] = {Causal::kNone, Causal::kTopLeft};
-constexpr Layout kBothLayouts[] = {Layout::kBhtd, Layout::kBthd};
-
-AttendOptions Options(Causal causal, Layout layout = Layout::kBhtd) {
-  AttendOptions options;
-  options.causal = causal;
-  options.layout = layout;
-  return options;
-}
-
-AttendOptions ReturningAll(Causal causal = Causal::kNone, Layout layout = Layout::kBhtd) {
-  AttendOptions options = Options(causal, layout);
-  options.return_weights = options.return_logsumexp = options.return_key_sums = true;
-  return options;
-}
-
 Problem On(Path path, Problem problem) {
   problem.path = path;
   return problem;
@@ -84,14 +68,6 @@ void ExpectOracle(const Problem& p, const Inputs<T>& inputs, Scheduler& schedule
              {ToDouble(explicit_path.output), ToDouble(explicit_path.weights),
               ToDouble(explicit_path.logsumexp), ToDouble(explicit_path.key_sums)},
              tolerance);
-}
-
-template <typename T>
-void ExpectSameBits(const Results<T>& a, const Results<T>& b) {
-  EXPECT_TRUE(SameBits(a.output, b.output)) << "output";
-  EXPECT_TRUE(SameBits(a.weights, b.weights)) << "weights";
-  EXPECT_TRUE(SameBits(a.logsumexp, b.logsumexp)) << "logsumexp";
-  EXPECT_TRUE(SameBits(a.key_sums, b.key_sums)) << "key_sums";
 }
 
 // What a test runs with: a type and the chunked path's kernel.

@@ -321,8 +321,34 @@ TEST(CostTest, AHeadHoldsItsProjectionsUnlessTheyAreReturned) {
 TEST(CostTest, WorkspaceIsWhatThePathsSay) {
   EXPECT_EQ(CostOf(SmallProblem(Path::kExplicit), 3).workspace_bytes,
             ExplicitWorkspaceBytes(SmallProblem(Path::kExplicit)));
-  EXPECT_EQ(CostOf(SmallProblem(Path::kChunked), 3).workspace_bytes,
-            ChunkedWorkspaceBytes(SmallProblem(Path::kChunked), 3, Kernel::kFused));
+  // Few queries, and many; within one segment of keys, and beyond.
+  for (const int64_t queries : {3, 300}) {
+    for (const int64_t keys : {5, 10'000}) {
+      Problem problem = SmallProblem(Path::kChunked);
+      problem.queries = queries;
+      problem.keys = keys;
+      for (const Kernel kernel : {Kernel::kFused, Kernel::kOneDnn}) {
+        EXPECT_EQ(CostOf(problem, 3, kernel).workspace_bytes,
+                  ChunkedWorkspaceBytes(problem, 3, kernel));
+      }
+    }
+  }
+}
+
+TEST(CostTest, WorkspaceOfFewQueriesSaturates) {
+  const int64_t huge = int64_t{1} << 40;
+  const auto bytes = [](const Problem& problem) { return CostOf(problem, 64).workspace_bytes; };
+  Problem problem = SmallProblem();
+  problem.queries = 1;
+  problem.keys = huge;
+  EXPECT_LT(bytes(problem), kMax);
+  for (int64_t Problem::*size : {&Problem::batch, &Problem::heads, &Problem::value_width}) {
+    Problem larger = problem;
+    larger.*size = huge;
+    EXPECT_EQ(bytes(larger), kMax);
+  }
+  problem.width = kMax;
+  EXPECT_EQ(bytes(problem), kMax);
 }
 
 }  // namespace

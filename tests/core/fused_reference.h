@@ -8,8 +8,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <type_traits>
 #include <vector>
+
+#include "core/tensor_view.h"
 
 namespace attendant::core {
 
@@ -19,6 +22,8 @@ struct FusedRule {
   int64_t block = 192;
   int64_t segment = 4032;
   int threshold = 32;
+  // Groups of keys, by their first, at which a neighbour's reference moves: this one moves along.
+  const std::set<int64_t>* moves = nullptr;
 };
 
 template <typename T>
@@ -26,31 +31,31 @@ struct FusedRow {
   std::vector<T> output;
   T reference = 0;
   T sum = 0;
+  std::set<int64_t> moves;  // groups of keys, by their first, at which the reference moved
 };
 
 template <typename T>
 class FusedReference {
  public:
-  // A row that sees keys 0 .. visible - 1 of `key`. scale: with log2(e) in it.
-  // query (D), key (Tk, D), value (Tk, Dv).
-  FusedReference(const T* query, const T* key, const T* value, int64_t visible, int64_t width,
-                 int64_t value_width, T scale, const FusedRule& rule = {})
-      : key_(key), value_(value), width_(width), value_width_(value_width), rule_(rule) {
-    for (int64_t d = 0; d < width; ++d) query_.push_back(scale * query[d]);
-    visible_ = visible;
+  // A row that sees keys 0 .. visible - 1. query: of D elements. scale: with log2(e) in it.
+  FusedReference(const T* query, const MatrixView<const T>& key, const MatrixView<const T>& value,
+                 int64_t visible, T scale, const FusedRule& rule = {})
+      : key_(key), value_(value), visible_(visible), rule_(rule) {
+    for (int64_t d = 0; d < key.columns; ++d) query_.push_back(scale * query[d]);
   }
 
   FusedRow<T> Run() {
-    FusedRow<T> total{std::vector<T>(value_width_, 0), NoReference(), 0};
+    FusedRow<T> total{std::vector<T>(value_.columns, 0), NoReference(), 0, {}};
     for (int64_t first = 0; first < visible_; first += rule_.segment) {
-      const FusedRow<T> part = Segment(first, std::min(first + rule_.segment, visible_));
+      FusedRow<T> part = Segment(first, std::min(first + rule_.segment, visible_));
+      total.moves.merge(part.moves);
       if (part.sum == 0) continue;
       const T merged = std::max(total.reference, part.reference);
       const T factor = PowerOfTwo(part.reference - merged);
       const T total_factor = PowerOfTwo(total.reference - merged);
       total.reference = merged;
       total.sum = std::fma(part.sum, factor, total.sum * total_factor);
-      for (int64_t x = 0; x < value_width_; ++x) {
+      for (int64_t x = 0; x < value_.columns; ++x) {
         total.output[x] = std::fma(part.output[x], factor, total.output[x] * total_factor);
       }
     }
@@ -69,7 +74,7 @@ class FusedReference {
 
   static T NoReference() { return -std::ldexp(T{1}, kBias); }
 
-  static T PowerOfTwo(T e) { return e < 1 - kBias ? T{0} : std::ldexp(T{1}, static_cast<int>(e)); }
+  static T PowerOfTwo(T e) { return e >= 1 - kBias ? std::ldexp(T{1}, static_cast<int>(e)) : T{0}; }
 
   // 2^(s - m): the polynomial and its exponent.
   static T Weight(T s, T m) {
@@ -104,12 +109,12 @@ class FusedReference {
 
   T Score(int64_t j) const {
     T s = 0;
-    for (int64_t d = 0; d < width_; ++d) s = std::fma(key_[j * width_ + d], query_[d], s);
+    for (int64_t d = 0; d < key_.columns; ++d) s = std::fma(key_.Row(j)[d], query_[d], s);
     return s;
   }
 
   FusedRow<T> Segment(int64_t begin, int64_t end) {
-    FusedRow<T> state{std::vector<T>(value_width_, 0), NoReference(), 0};
+    FusedRow<T> state{std::vector<T>(value_.columns, 0), NoReference(), 0, {}};
     for (int64_t first = begin; first < end; first += rule_.block) {
       Block(state, first, std::min(first + rule_.block, end));
     }
@@ -121,40 +126,42 @@ class FusedReference {
     T block_sum = 0;
     for (int64_t j = begin; j < end; j += rule_.decision) {
       const int64_t group_end = std::min(j + rule_.decision, end);
+      std::vector<T> scores;
       T largest = -std::numeric_limits<T>::infinity();
       for (int64_t i = j; i < group_end; ++i) {
-        if (Score(i) > largest) largest = Score(i);
+        scores.push_back(Score(i));
+        if (scores.back() > largest) largest = scores.back();
       }
-      if (largest - state.reference > rule_.threshold) {
-        const T moved = std::nearbyint(largest) + rule_.threshold;
+      if (largest - state.reference > rule_.threshold ||
+          (rule_.moves != nullptr && rule_.moves->contains(j))) {
+        const T moved = std::max(state.reference, std::nearbyint(largest) + rule_.threshold);
         const T factor = PowerOfTwo(state.reference - moved);
         state.reference = moved;
         state.sum *= factor;
         block_sum *= factor;
         for (T& element : state.output) element *= factor;
         for (T& weight : weights) weight *= factor;
+        state.moves.insert(j);
       }
-      for (int64_t i = j; i < group_end; ++i) {
-        weights.push_back(Weight(Score(i), state.reference));
+      for (const T score : scores) {
+        weights.push_back(Weight(score, state.reference));
         block_sum += weights.back();
       }
     }
     state.sum += block_sum;
-    for (int64_t x = 0; x < value_width_; ++x) {
+    for (int64_t x = 0; x < value_.columns; ++x) {
       T sum = 0;
       for (int64_t j = begin; j < end; ++j) {
-        sum = std::fma(value_[j * value_width_ + x], weights[j - begin], sum);
+        sum = std::fma(value_.Row(j)[x], weights[j - begin], sum);
       }
       state.output[x] += sum;
     }
   }
 
   std::vector<T> query_;
-  const T* key_;
-  const T* value_;
-  int64_t visible_ = 0;
-  int64_t width_;
-  int64_t value_width_;
+  MatrixView<const T> key_;
+  MatrixView<const T> value_;
+  int64_t visible_;
   FusedRule rule_;
 };
 

@@ -23,17 +23,35 @@ TEST(MachineTest, HasCpusAndMemory) {
 TEST(MachineTest, PeaksArePositiveOnAnyNumberOfThreads) {
   for (const int threads : {1, 3}) {
     Scheduler scheduler(threads);
-    const PeakFlops peak = MeasurePeakFlops(scheduler, /*repetitions=*/2);
-    EXPECT_GT(peak.float32, 0) << threads;
-    EXPECT_GT(peak.float64, 0) << threads;
+    for (const DType dtype : {DType::kFloat32, DType::kFloat64}) {
+      EXPECT_GT(MeasurePeakFlops(scheduler, dtype, 1e-3), 0) << threads << NameOf(dtype);
+    }
   }
 }
 
-TEST(MachineTest, NothingIsMeasuredInNoRepetitions) {
-  Scheduler scheduler(1);
-  const PeakFlops peak = MeasurePeakFlops(scheduler, /*repetitions=*/0);
-  EXPECT_EQ(peak.float32, 0);
-  EXPECT_EQ(peak.float64, 0);
+TEST(MachineTest, TheTargetInUseIsTheBestOfThisCpu) {
+  ASSERT_THAT(SimdTargets(), testing::Not(testing::IsEmpty()));
+  EXPECT_EQ(SimdTargets().front(), SimdTarget());
+}
+
+TEST(MachineTest, AnUnknownTargetIsRefusedByNameWithWhatThereIs) {
+  const absl::Status status = ForceSimdTarget("AVX9");
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              testing::AllOf(testing::HasSubstr("'AVX9'"), testing::HasSubstr(SimdTarget())));
+  EXPECT_EQ(SimdTargets().front(), SimdTarget());
+}
+
+// In a process of its own, since it is for good.
+TEST(MachineDeathTest, AForcedTargetIsUsed) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const std::string last = SimdTargets().back();
+  EXPECT_EXIT(
+      {
+        const bool forced = ForceSimdTarget(last).ok() && SimdTarget() == last;
+        std::exit(forced ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -221,6 +221,18 @@ TYPED_TEST(SoftmaxTest, Exp2OfDifferenceOfAWholeNumberIsExact) {
   for (int n = lowest; n <= 32; ++n) EXPECT_EQ(row[n - lowest], std::ldexp(T{1}, n)) << n;
 }
 
+TYPED_TEST(SoftmaxTest, Exp2OfDifferenceIsZeroBelowTheCut) {
+  using T = TypeParam;
+  const T cut = std::is_same_v<T, float> ? T{-125} : T{-1021};
+  for (T below : {std::nextafter(cut, -Limits<T>::infinity()), cut - T(0.5), cut - 1}) {
+    Exp2OfDifference(&below, 1, T{1}, T{0});
+    EXPECT_EQ(std::bit_cast<Bits<T>>(below), Bits<T>{0});
+  }
+  T at = cut;
+  Exp2OfDifference(&at, 1, T{1}, T{0});
+  EXPECT_EQ(at, std::ldexp(T{1}, static_cast<int>(cut)));
+}
+
 // The largest relative error over `xs`.
 template <typename T>
 double Exp2ErrorOver(const std::vector<T>& xs) {

@@ -26,6 +26,21 @@
 namespace attendant::core {
 
 inline constexpr Path kBothPaths[] = {Path::kExplicit, Path::kChunked};
+inline constexpr Causal kBothCausal[] = {Causal::kNone, Causal::kTopLeft};
+inline constexpr Layout kBothLayouts[] = {Layout::kBhtd, Layout::kBthd};
+
+inline AttendOptions Options(Causal causal, Layout layout = Layout::kBhtd) {
+  AttendOptions options;
+  options.causal = causal;
+  options.layout = layout;
+  return options;
+}
+
+inline AttendOptions ReturningAll(Causal causal = Causal::kNone, Layout layout = Layout::kBhtd) {
+  AttendOptions options = Options(causal, layout);
+  options.return_weights = options.return_logsumexp = options.return_key_sums = true;
+  return options;
+}
 
 struct Sizes {
   int64_t batch = 1;
@@ -289,6 +304,14 @@ template <typename T>
   return ::testing::AssertionFailure()
          << different << " of " << a.size() << " differ, first [" << first << "]: " << a[first]
          << " and " << b[first] << ", apart " << a[first] - b[first];
+}
+
+template <typename T>
+void ExpectSameBits(const Results<T>& a, const Results<T>& b) {
+  EXPECT_TRUE(SameBits(a.output, b.output)) << "output";
+  EXPECT_TRUE(SameBits(a.weights, b.weights)) << "weights";
+  EXPECT_TRUE(SameBits(a.logsumexp, b.logsumexp)) << "logsumexp";
+  EXPECT_TRUE(SameBits(a.key_sums, b.key_sums)) << "key_sums";
 }
 
 // Hidden are keys after the query where the problem is causal, and no others.

@@ -1,0 +1,100 @@
+#include "bench/workload.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "bench/memory.h"
+#include "core/attend.h"
+
+namespace attendant::bench {
+namespace {
+
+constexpr int64_t kMostBytes = int64_t{3} << 29;
+
+// Drawing is slower than what is measured, so that values repeat: after a prime number of them, for
+// no row to be another's.
+constexpr int64_t kDrawn = 1'000'003;
+
+template <typename T>
+std::vector<T> Draw() {
+  std::mt19937 generator(1);
+  std::normal_distribution<T> normal;
+  std::vector<T> values(kDrawn);
+  for (T& value : values) value = normal(generator);
+  return values;
+}
+
+template <typename T>
+absl::Status AllocateAndFill(int64_t count, int64_t first, core::Buffer<T>& buffer) {
+  static const auto* const drawn = new std::vector<T>(Draw<T>());
+  auto allocated = core::Workspace::Process().Allocate<T>(count);
+  if (!allocated.ok()) return allocated.status();
+  buffer = *std::move(allocated);
+  for (int64_t i = 0; i < count;) {
+    const int64_t from = (first + i) % kDrawn;
+    const int64_t run = std::min(kDrawn - from, count - i);
+    std::copy_n(drawn->data() + from, run, buffer.data() + i);
+    i += run;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int64_t CopiesOf(const Case& c) {
+  if (!c.decode) return 1;
+  const int64_t bytes = 2 * c.batch * c.kv_heads * c.keys * c.width * core::SizeOf(c.dtype);
+  return std::max<int64_t>(std::min(4 * LastLevelCacheBytes(), kMostBytes) / bytes + 1, 1);
+}
+
+template <typename T>
+absl::StatusOr<Workload<T>> Workload<T>::Make(const Case& c, int64_t copies) {
+  Workload workload(c);
+  const int64_t queries = c.batch * c.heads * c.queries * c.width;
+  const int64_t keys = c.batch * c.kv_heads * c.keys * c.width;
+  workload.copies_.resize(copies);
+  std::vector<std::pair<core::Buffer<T>*, int64_t>> buffers = {{&workload.query_, queries},
+                                                               {&workload.output_, queries}};
+  for (KeyValue& copy : workload.copies_) {
+    buffers.push_back({&copy.key, keys});
+    buffers.push_back({&copy.value, keys});
+  }
+  int64_t first = 0;
+  for (const auto& [buffer, count] : buffers) {
+    if (absl::Status status = AllocateAndFill(count, first, *buffer); !status.ok()) return status;
+    first += count;
+  }
+  return workload;
+}
+
+template <typename T>
+absl::Status Workload<T>::Run(core::Scheduler& scheduler, core::Kernel kernel) {
+  const core::Problem& p = problem_;
+  const KeyValue& copy = Next();
+  const auto view = [&](auto* data, int64_t heads, int64_t tokens) {
+    return core::TensorView(data, p.layout, heads, tokens, p.width);
+  };
+  const core::AttendTensors<T> tensors{
+      view(static_cast<const T*>(query_.data()), p.heads, p.queries),
+      view(static_cast<const T*>(copy.key.data()), p.kv_heads, p.keys),
+      view(static_cast<const T*>(copy.value.data()), p.kv_heads, p.keys),
+      view(output_.data(), p.heads, p.queries)};
+  core::Workspace workspace;
+  auto stages = core::AttendStages<T>(p, tensors, {&workspace, scheduler.threads(), kernel});
+  if (!stages.ok()) return stages.status();
+  absl::Status status = scheduler.Run(*std::move(stages));
+  workspace_bytes_ = std::max(workspace_bytes_, workspace.peak_bytes());
+  return status;
+}
+
+template <typename T>
+const typename Workload<T>::KeyValue& Workload<T>::Next() {
+  turn_ = (turn_ + 1) % copies_.size();
+  return copies_[turn_];
+}
+
+template class Workload<float>;
+template class Workload<double>;
+
+}  // namespace attendant::bench

@@ -1,0 +1,59 @@
+// A case's tensors in memory, and running it on them.
+#ifndef ATTENDANT_BENCH_WORKLOAD_H_
+#define ATTENDANT_BENCH_WORKLOAD_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "bench/cases.h"
+#include "core/kernel.h"
+#include "core/problem.h"
+#include "core/scheduler.h"
+#include "core/workspace.h"
+
+namespace attendant::bench {
+
+// How many copies of a case's keys and values exceed the last-level cache four times over, so that
+// none is left of a copy when its turn comes again; 1.5 GiB at most. 1 for a case that is no
+// decode.
+int64_t CopiesOf(const Case& c);
+
+// T is float or double. Thread-compatible.
+template <typename T>
+class Workload {
+ public:
+  struct KeyValue {
+    core::Buffer<T> key;
+    core::Buffer<T> value;
+  };
+
+  // Normal random values, 64-byte aligned. Returns RESOURCE_EXHAUSTED where memory is short.
+  static absl::StatusOr<Workload> Make(const Case& c, int64_t copies);
+
+  // Attention over the next copy.
+  absl::Status Run(core::Scheduler& scheduler, core::Kernel kernel);
+  // The copy after that of the last call, of this or of Run.
+  const KeyValue& Next();
+
+  const core::Problem& problem() const { return problem_; }
+  const core::Buffer<T>& query() const { return query_; }
+  // Most scratch of any run.
+  int64_t workspace_bytes() const { return workspace_bytes_; }
+
+ private:
+  explicit Workload(const Case& c) : problem_(ProblemOf(c)) {}
+
+  core::Problem problem_;
+  core::Buffer<T> query_;
+  std::vector<KeyValue> copies_;
+  core::Buffer<T> output_;
+  size_t turn_ = 0;
+  int64_t workspace_bytes_ = 0;
+};
+
+}  // namespace attendant::bench
+
+#endif  // ATTENDANT_BENCH_WORKLOAD_H_

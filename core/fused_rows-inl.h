@@ -1,0 +1,316 @@
+// The fused kernel for few queries: lanes are keys, then dimensions of the value. It reads keys and
+// values once, in long runs, and is bound by memory. The arithmetic is fused_kernel.h's contract.
+
+// Per-target include guard.
+#if defined(ATTENDANT_CORE_FUSED_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTENDANT_CORE_FUSED_ROWS_INL_H_
+#undef ATTENDANT_CORE_FUSED_ROWS_INL_H_
+#else
+#define ATTENDANT_CORE_FUSED_ROWS_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <limits>
+
+#include "core/fused_tiles-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attendant::core::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Blocks of keys that are read before the same blocks of values: shorter runs restart the stream
+// from memory too often. A third of a segment.
+constexpr int64_t kRunKeys = 7 * kFusedBlock;
+// So far ahead of the reader, in bytes, memory is asked for.
+constexpr int64_t kReadAhead = 8 << 10;
+// Vectors of keys and rows of queries in a register tile.
+constexpr int kKeyVectors = 1;
+constexpr int kScoreRows = 4;
+constexpr int kValueRows = 2;
+
+// A row's state of a segment, and what its next block adds.
+template <typename T>
+struct RowState {
+  T* reference = nullptr;
+  T* sum = nullptr;
+  T* output = nullptr;  // [dimension]
+  T* block = nullptr;   // [dimension]: the block's own sums
+  T* scores = nullptr;  // [key of a run]; weights once the row was absorbed
+  int64_t visible = 0;  // keys it sees, from the problem's first on
+};
+
+// scores[row][key] of kKeyVectors vectors of keys: chains of fma over d. queries: scaled. ahead:
+// whether these rows are the ones that ask for what comes next.
+template <typename T, int kRows>
+HWY_INLINE void RowScores(const T* const* queries, const T* const* keys, int64_t width,
+                          T* const* scores, bool ahead, PrefetcherToL1<T>& next) {
+  const Tag<T> d;
+  constexpr int64_t kLanes = LanesOf<T>();
+  // Lines of the keys' rows that a step over kBlockLanes dimensions reads.
+  constexpr int64_t kStepLines =
+      std::max<int64_t>(kKeyVectors * kLanes * kBlockLanes<T> * sizeof(T) / 64, 1);
+  Vec<T> sums[kRows][kKeyVectors];
+  for (int r = 0; r < kRows; ++r) {
+    for (int c = 0; c < kKeyVectors; ++c) sums[r][c] = hn::Zero(d);
+  }
+  int64_t x = 0;
+#pragma GCC unroll 2
+  for (; x + kBlockLanes<T> <= width; x += kBlockLanes<T>) {
+    if (ahead) next.Step(kStepLines);
+    for (int c = 0; c < kKeyVectors; ++c) {
+      Vec<T> columns[kBlockLanes<T>];
+      LoadColumns(d, keys + c * kLanes, x, columns);
+      for (int i = 0; i < kBlockLanes<T>; ++i) {
+        for (int r = 0; r < kRows; ++r) {
+          sums[r][c] = hn::MulAdd(columns[i], hn::Set(d, queries[r][x + i]), sums[r][c]);
+        }
+      }
+    }
+  }
+  for (; x < width; ++x) {
+    for (int c = 0; c < kKeyVectors; ++c) {
+      const Vec<T> column = LoadColumn(d, keys + c * kLanes, x);
+      for (int r = 0; r < kRows; ++r) {
+        sums[r][c] = hn::MulAdd(column, hn::Set(d, queries[r][x]), sums[r][c]);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int c = 0; c < kKeyVectors; ++c) hn::StoreU(sums[r][c], d, scores[r] + c * kLanes);
+  }
+}
+
+// array *= factor.
+template <typename T>
+HWY_INLINE void ScaleArray(T* array, int64_t count, T factor) {
+  for (int64_t i = 0; i < count; ++i) array[i] *= factor;
+}
+
+// Turns a row's scores of a block, `count` of them, into weights, and moves its reference and sums.
+template <typename T>
+HWY_INLINE void AbsorbRow(const RowState<T>& row, T* scores, int64_t count, int64_t value_width) {
+  const hn::CappedTag<T, kDecision> d;
+  constexpr int kStep = static_cast<int>(hn::MaxLanes(d));
+  const hn::CappedTag<T, 1> one;
+  for (int64_t j = count; j % kDecision != 0; ++j) {
+    scores[j] = -std::numeric_limits<T>::infinity();
+  }
+  T reference = *row.reference;
+  T block_sum = 0;
+  for (int64_t j = 0; j < count; j += kDecision) {
+    T largest = -std::numeric_limits<T>::infinity();
+    for (int i = 0; i < kDecision; ++i) largest = std::max(largest, scores[j + i]);
+    if (HWY_UNLIKELY(largest - reference > kThreshold)) {
+      const T moved = hn::GetLane(hn::Round(hn::Set(one, largest))) + kThreshold;
+      const T factor = hn::GetLane(PowerOfTwo(one, hn::Set(one, reference - moved)));
+      reference = moved;
+      *row.sum *= factor;
+      block_sum *= factor;
+      ScaleArray(row.output, value_width, factor);
+      ScaleArray(scores, j, factor);
+    }
+    for (int i = 0; i < kDecision; i += kStep) {
+      const auto w = Weight(d, hn::LoadU(d, scores + j + i), hn::Set(d, reference));
+      hn::StoreU(w, d, scores + j + i);
+    }
+    for (int i = 0; i < kDecision; ++i) block_sum += scores[j + i];
+  }
+  *row.reference = reference;
+  *row.sum += block_sum;
+}
+
+// sums[r][dimension] continue their chains over kKeys keys.
+template <typename T, int kRows, int kKeys>
+HWY_INLINE void RowValues(const T* const* weights, const T* const* values, int64_t value_width,
+                          T* const* sums) {
+  const auto step = [&](auto d, int64_t x) HWY_ATTR {
+    for (int r = 0; r < kRows; ++r) {
+      auto sum = hn::LoadU(d, sums[r] + x);
+      for (int i = 0; i < kKeys; ++i) {
+        sum = hn::MulAdd(hn::LoadU(d, values[i] + x), hn::Set(d, weights[r][i]), sum);
+      }
+      hn::StoreU(sum, d, sums[r] + x);
+    }
+  };
+  int64_t x = 0;
+  for (; x + LanesOf<T>() <= value_width; x += LanesOf<T>()) step(Tag<T>(), x);
+  for (; x < value_width; ++x) step(hn::CappedTag<T, 1>(), x);
+}
+
+// Calls function.template operator()<n>(first) for the rows, kMost at a time, then one at a time.
+template <int kMost, typename Function>
+HWY_INLINE void ForRows(int64_t count, const Function& function) {
+  int64_t first = 0;
+  for (; first + kMost <= count; first += kMost) function.template operator()<kMost>(first);
+  for (; first < count; ++first) function.template operator()<1>(first);
+}
+
+// kKeys keys of a block, from its key j on, for `count` rows that see them.
+template <typename T, int kKeys>
+HWY_INLINE void KeyValues(const RowState<T>* rows, int64_t count, const MatrixView<const T>& value,
+                          int64_t j, int64_t in_run) {
+  const T* values[kKeys];
+  for (int i = 0; i < kKeys; ++i) values[i] = value.Row(j + i);
+  ForRows<kValueRows>(count, [&]<int kRows>(int64_t first) HWY_ATTR {
+    T* sums[kRows];
+    const T* weights[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] = rows[first + r].block;
+      weights[r] = rows[first + r].scores + in_run + j;
+    }
+    RowValues<T, kRows, kKeys>(weights, values, value.columns, sums);
+  });
+}
+
+// Scores of a run of keys for every row.
+template <typename T>
+HWY_INLINE void RunScores(const RowState<T>* rows, int64_t count, const T* const* queries,
+                          const MatrixView<const T>& key, PrefetcherToL1<T>& next) {
+  constexpr int64_t kKeys = kKeyVectors * LanesOf<T>();
+  for (int64_t j = 0; j < key.rows; j += kKeys) {
+    const T* keys[kKeys];
+    for (int64_t i = 0; i < kKeys; ++i) keys[i] = key.Row(std::min(j + i, key.rows - 1));
+    ForRows<kScoreRows>(count, [&]<int kRows>(int64_t first) HWY_ATTR {
+      T* scores[kRows];
+      for (int r = 0; r < kRows; ++r) scores[r] = rows[first + r].scores + j;
+      RowScores<T, kRows>(queries + first, keys, key.columns, scores, first == 0, next);
+    });
+  }
+}
+
+// Folds a block of a run into every row. first: the block's first key; in_run: its place there.
+template <typename T>
+HWY_INLINE void RunValues(const RowState<T>* rows, int64_t count, const MatrixView<const T>& value,
+                          int64_t first, int64_t in_run, PrefetcherToL1<T>& next) {
+  const auto seen = [&](int64_t r) {
+    return std::clamp<int64_t>(rows[r].visible - first, 0, value.rows);
+  };
+  for (int64_t r = 0; r < count; ++r) {
+    AbsorbRow(rows[r], rows[r].scores + in_run, seen(r), value.columns);
+    std::fill_n(rows[r].block, value.columns, T{0});
+  }
+  constexpr int64_t kKeys = 4;
+  int64_t all = value.rows;
+  for (int64_t r = 0; r < count; ++r) all = std::min(all, seen(r));
+  const int64_t lines = PrefetcherToL1<T>::Lines(value.columns);
+  int64_t j = 0;
+  for (; j + kKeys <= all; j += kKeys) {
+    next.Step(kKeys * lines);
+    KeyValues<T, kKeys>(rows, count, value, j, in_run);
+  }
+  for (; j < value.rows; ++j) {
+    next.Step(lines);
+    for (int64_t r = 0; r < count; ++r) {
+      if (j < seen(r)) KeyValues<T, 1>(rows + r, 1, value, j, in_run);
+    }
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t x = 0; x < value.columns; ++x) rows[r].output[x] += rows[r].block[x];
+  }
+}
+
+// Room for a run's scores of a row, rounded up to a register tile and to what is decided at a time.
+template <typename T>
+int64_t RunElements(const Problem& problem) {
+  return std::min(kRunKeys, problem.keys) +
+         std::max<int64_t>(kKeyVectors * LanesOf<T>(), kDecision);
+}
+
+template <typename T>
+int64_t RowsScratchElements(const Problem& problem) {
+  const int64_t row = SaturatingSum({problem.width, problem.value_width, RunElements<T>(problem)});
+  return SaturatingProduct({FusedRowsOfTask(problem), row});
+}
+
+template <typename T>
+void RowsSegmentImpl(const FusedRows<T>& group, int64_t begin, T* scratch,
+                     const std::atomic<bool>& stop, T* states) {
+  const Problem& problem = *group.problem;
+  const T scale = static_cast<T>(problem.ScaleLog2());
+  const int64_t width = problem.width;
+  const int64_t value_width = problem.value_width;
+  RowState<T> rows[kFusedMostRows];
+  const T* queries[kFusedMostRows];
+  int64_t end = begin;
+  for (int64_t r = 0; r < group.count; ++r) {
+    T* const query = scratch;
+    for (int64_t x = 0; x < width; ++x) query[x] = scale * group.query[r][x];
+    queries[r] = query;
+    T* const state = states + r * FusedStateElements(value_width);
+    rows[r].reference = state;
+    rows[r].sum = state + 1;
+    rows[r].output = state + 2;
+    rows[r].block = query + width;
+    rows[r].scores = rows[r].block + value_width;
+    rows[r].visible = problem.VisibleKeys(group.index[r]).end;
+    scratch = rows[r].scores + RunElements<T>(problem);
+    *rows[r].reference = NoReference<T>();
+    *rows[r].sum = 0;
+    std::fill_n(rows[r].output, value_width, T{0});
+    end = std::max(end, rows[r].visible);
+  }
+  end = std::min(end, begin + kFusedSegment);
+  PrefetcherToL1<T> next;
+  for (int64_t run = begin; run < end; run += kRunKeys) {
+    const int64_t keys = std::min(kRunKeys, end - run);
+    next.Add(group.key.Rows(run, keys));
+    next.Add(group.value.Rows(run, keys));
+  }
+  next.Step(kReadAhead / 64);
+  for (int64_t run = begin; run < end; run += kRunKeys) {
+    const int64_t run_end = std::min(run + kRunKeys, end);
+    if (stop.load(std::memory_order_relaxed)) return;
+    RunScores(rows, group.count, queries, group.key.Rows(run, run_end - run), next);
+    for (int64_t first = run; first < run_end; first += kFusedBlock) {
+      const int64_t keys = std::min(kFusedBlock, run_end - first);
+      RunValues(rows, group.count, group.value.Rows(first, keys), first, first - run, next);
+    }
+  }
+}
+
+// Merges the states of a row's segments in order, and finishes it.
+template <typename T>
+void FinishRowImpl(const T* states, int64_t segments, int64_t stride, const FusedRowResult<T>& to) {
+  const hn::CappedTag<T, 1> one;
+  const auto power = [&](T e) HWY_ATTR { return hn::GetLane(PowerOfTwo(one, hn::Set(one, e))); };
+  T reference = NoReference<T>();
+  T sum = 0;
+  std::fill_n(to.output, to.value_width, T{0});
+  const auto merge = [&](auto d, const T* output, T factor, T total_factor, int64_t x) HWY_ATTR {
+    const auto scaled = hn::Mul(hn::LoadU(d, to.output + x), hn::Set(d, total_factor));
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, output + x), hn::Set(d, factor), scaled), d, to.output + x);
+  };
+  for (int64_t s = 0; s < segments; ++s) {
+    const T* const state = states + s * stride;
+    if (state[1] == 0) continue;
+    const T merged = std::max(reference, state[0]);
+    const T factor = power(state[0] - merged);
+    const T total_factor = power(reference - merged);
+    reference = merged;
+    sum = hn::GetLane(
+        hn::MulAdd(hn::Set(one, state[1]), hn::Set(one, factor), hn::Set(one, sum * total_factor)));
+    int64_t x = 0;
+    for (; x + LanesOf<T>() <= to.value_width; x += LanesOf<T>()) {
+      merge(Tag<T>(), state + 2, factor, total_factor, x);
+    }
+    for (; x < to.value_width; ++x) merge(one, state + 2, factor, total_factor, x);
+  }
+  const T inverse = sum == 0 ? T{0} : 1 / sum;
+  for (int64_t x = 0; x < to.value_width; ++x) {
+    const T element = to.output[x] * inverse;
+    to.output[x] = element == element ? element : std::numeric_limits<T>::quiet_NaN();
+  }
+  if (to.reference != nullptr) *to.reference = reference;
+  if (to.inverse_sum != nullptr) *to.inverse_sum = inverse;
+  if (to.logsumexp != nullptr) *to.logsumexp = LogSumExp(reference, sum);
+}
+
+}  // namespace attendant::core::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

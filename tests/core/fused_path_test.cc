@@ -1,0 +1,284 @@
+#include "core/fused_path.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/attend.h"
+#include "core/cost.h"
+#include "core/fused_kernel.h"
+#include "core/scheduler.h"
+#include "tests/core/fused_testing.h"
+#include "tests/core/testing.h"
+
+namespace attendant::core {
+namespace {
+
+// Whole jobs, on any number of threads.
+template <typename Param>
+class FusedPathTest : public TargetTest<Param> {
+ protected:
+  using Real = typename Param::Real;
+
+  // Calls run(scheduler) on 1, 2 and 8 threads.
+  template <typename Run>
+  void ForEachScheduler(const Run& run) {
+    for (const auto& scheduler : schedulers_) {
+      SCOPED_TRACE(testing::Message() << scheduler->threads() << " threads");
+      run(*scheduler);
+    }
+  }
+  Scheduler& one_thread() { return *schedulers_[0]; }
+
+ private:
+  const std::unique_ptr<Scheduler> schedulers_[3] = {std::make_unique<Scheduler>(1),
+                                                     std::make_unique<Scheduler>(2),
+                                                     std::make_unique<Scheduler>(8)};
+};
+TYPED_TEST_SUITE(FusedPathTest, PromisedTargets, NameOnTarget);
+
+// A tensor whose every head holds rows of `pool`, one after the other, and then the first again:
+// head n of all begins with row n * step.
+template <typename T>
+std::vector<T> FromPool(const std::vector<T>& pool, int64_t width, Layout layout, const Sizes& s,
+                        int64_t heads, int64_t tokens, int64_t step) {
+  std::vector<T> tensor(s.batch * heads * tokens * width);
+  const TensorView<T> view(tensor.data(), layout, heads, tokens, width);
+  const int64_t rows = static_cast<int64_t>(pool.size()) / width;
+  for (int64_t head = 0; head < s.batch * heads; ++head) {
+    for (int64_t i = 0; i < tokens; ++i) {
+      const auto from = pool.begin() + (head * step + i) % rows * width;
+      std::copy_n(from, width, view.Head(head / heads, head % heads).Row(i));
+    }
+  }
+  return tensor;
+}
+
+// Queries that are a pool, keys and values: each query is computed alone, and in problems of many
+// shapes. One of fewer queries than SIMD lanes takes another way than one of many.
+TYPED_TEST(FusedPathTest, ARowHasTheBitsOfTheReferenceInAnyCompany) {
+  using T = typename TestFixture::Real;
+  constexpr int64_t kStep = 7;
+  struct Case {
+    Kind kind;
+    Sizes pool;
+    std::vector<int64_t> queries;
+  };
+  const Case cases[] = {
+      {Kind::kNormal,
+       {.queries = 768, .keys = 230, .width = 16, .value_width = 11},
+       {1, 4, 32, 33, 192, 768}},
+      {Kind::kWide, {.queries = 40, .keys = 230, .width = 16, .value_width = 11}, {2, 33}},
+      {Kind::kWide, {.queries = 33, .keys = 4100, .width = 3, .value_width = 2}, {1, 4, 33}},
+      {Kind::kClimbing, {.queries = 33, .keys = 8500, .width = 2, .value_width = 3}, {1, 4, 33}},
+  };
+  AttendOptions options;
+  options.return_logsumexp = true;
+  for (const Case& c : cases) {
+    const Problem pool = ProblemOf<T>(c.pool, {});
+    const Inputs<T> inputs = MakeInputs<T>(pool, c.kind, 3);
+    Results<T> alone;
+    for (int64_t i = 0; i < pool.queries; ++i) {
+      Sizes sizes = c.pool;
+      sizes.queries = 1;
+      const auto query = inputs.query.begin() + i * pool.width;
+      const Results<T> row =
+          Compute<T>(ProblemOf<T>(sizes, options),
+                     {{query, query + pool.width}, inputs.key, inputs.value}, this->one_thread());
+      alone.output.insert(alone.output.end(), row.output.begin(), row.output.end());
+      alone.logsumexp.push_back(row.logsumexp[0]);
+    }
+    ASSERT_TRUE(SameBits(alone.output, ReferenceOf(pool, inputs).output)) << Describe(pool);
+    for (const int64_t queries : c.queries) {
+      for (const int64_t batch : {1, 8}) {
+        for (const Layout layout : kBothLayouts) {
+          Sizes sizes = c.pool;
+          sizes.batch = batch;
+          sizes.heads = 2;
+          sizes.queries = queries;
+          options.layout = layout;
+          const Problem problem = ProblemOf<T>(sizes, options);
+          SCOPED_TRACE(Describe(problem));
+          const Inputs<T> company{
+              FromPool(inputs.query, pool.width, layout, sizes, 2, queries, kStep),
+              FromPool(inputs.key, pool.width, layout, sizes, 1, pool.keys, 0),
+              FromPool(inputs.value, pool.value_width, layout, sizes, 1, pool.keys, 0)};
+          Results<T> expected;
+          expected.output =
+              FromPool(alone.output, pool.value_width, layout, sizes, 2, queries, kStep);
+          expected.logsumexp =
+              FromPool(alone.logsumexp, 1, Layout::kBhtd, sizes, 2, queries, kStep);
+          this->ForEachScheduler([&](Scheduler& scheduler) {
+            ExpectSameBits(Compute(problem, company, scheduler), expected);
+          });
+          if (this->HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(FusedPathTest, CausalRowsHaveTheBitsOfTheReference) {
+  using T = typename TestFixture::Real;
+  const Sizes all[] = {
+      {.batch = 2,
+       .heads = 4,
+       .kv_heads = 2,
+       .queries = 3,
+       .keys = 70,
+       .width = 8,
+       .value_width = 5},
+      {.batch = 2,
+       .heads = 4,
+       .kv_heads = 2,
+       .queries = 210,
+       .keys = 200,
+       .width = 8,
+       .value_width = 5},
+      {.queries = 4090, .keys = 4050},
+  };
+  for (const Sizes& sizes : all) {
+    for (const Layout layout : kBothLayouts) {
+      const Problem problem = ProblemOf<T>(sizes, Options(Causal::kTopLeft, layout));
+      SCOPED_TRACE(Describe(problem));
+      const Inputs<T> inputs = MakeInputs<T>(problem, Kind::kWide, 4);
+      const std::vector<T> expected = ReferenceOf(problem, inputs).output;
+      this->ForEachScheduler([&](Scheduler& scheduler) {
+        EXPECT_TRUE(SameBits(Compute(problem, inputs, scheduler).output, expected));
+      });
+      if (sizes.heads == 1) break;  // the layouts are the same
+    }
+  }
+}
+
+// From (B, H, T, D) to (B, T, H, D).
+template <typename T>
+std::vector<T> TokensFirst(std::vector<T> tensor, int64_t heads, int64_t tokens, int64_t width) {
+  std::vector<T> result;
+  const int64_t rows = width == 0 ? 0 : static_cast<int64_t>(tensor.size()) / width;
+  const TensorView<T> view(tensor.data(), Layout::kBhtd, heads, tokens, width);
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* const from = view.Head(row / heads / tokens, row % heads).Row(row / heads % tokens);
+    result.insert(result.end(), from, from + width);
+  }
+  return result;
+}
+
+template <typename T>
+std::vector<T> Slice(const std::vector<T>& numbers, int64_t index, int64_t count) {
+  return {numbers.begin() + index * count, numbers.begin() + (index + 1) * count};
+}
+
+// Every head of a problem as a problem of its own, on one thread.
+template <typename T>
+Results<T> HeadByHead(const Problem& p, const Inputs<T>& inputs, Scheduler& scheduler) {
+  const Problem head = ProblemOf<T>(
+      {.queries = p.queries, .keys = p.keys, .width = p.width, .value_width = p.value_width},
+      ReturningAll(p.causal));
+  Results<T> all;
+  for (int64_t h = 0; h < p.batch * p.heads; ++h) {
+    const int64_t kv_head = h / (p.heads / p.kv_heads);
+    const Results<T> one = Compute<T>(
+        head,
+        {Slice(inputs.query, h, p.queries * p.width), Slice(inputs.key, kv_head, p.keys * p.width),
+         Slice(inputs.value, kv_head, p.keys * p.value_width)},
+        scheduler);
+    for (std::vector<T> Results<T>::*tensor : {&Results<T>::output, &Results<T>::weights,
+                                               &Results<T>::logsumexp, &Results<T>::key_sums}) {
+      (all.*tensor).insert((all.*tensor).end(), (one.*tensor).begin(), (one.*tensor).end());
+    }
+  }
+  return all;
+}
+
+// Also where the heads that share keys have more rows than one task takes, and where segments of
+// keys are computed apart.
+TYPED_TEST(FusedPathTest, GroupedHeadsAreTheSameHeadsOneByOne) {
+  using T = typename TestFixture::Real;
+  std::vector<Sizes> all = {
+      {.heads = 24, .queries = 3, .keys = 70, .width = 8, .value_width = 5},
+      {.batch = 2,
+       .heads = 6,
+       .kv_heads = 2,
+       .queries = 2,
+       .keys = 4100,
+       .width = 3,
+       .value_width = 2},
+      {.heads = 34, .queries = 1, .keys = 8500, .width = 1, .value_width = 1},
+      {.heads = 4, .kv_heads = 2, .queries = 70, .keys = 300, .width = 8, .value_width = 5},
+  };
+  ASSERT_GT(all[0].heads * all[0].queries, kFusedMostRows);
+  for (int64_t queries = 1; queries <= 5; ++queries) {
+    all.push_back({.batch = 2,
+                   .heads = 8,
+                   .kv_heads = 2,
+                   .queries = queries,
+                   .keys = 50,
+                   .width = 9,
+                   .value_width = 12});
+  }
+  for (const Sizes& sizes : all) {
+    for (const Causal causal : kBothCausal) {
+      const Problem problem = ProblemOf<T>(sizes, ReturningAll(causal));
+      SCOPED_TRACE(Describe(problem));
+      const Inputs<T> inputs = MakeInputs<T>(problem, Kind::kNormal, 5);
+      Results<T> expected = HeadByHead(problem, inputs, this->one_thread());
+      this->ForEachScheduler([&](Scheduler& scheduler) {
+        ExpectSameBits(Compute(problem, inputs, scheduler), expected);
+      });
+      const auto [batch, heads, kv_heads, queries, keys, width, value_width] = sizes;
+      expected.output = TokensFirst(expected.output, heads, queries, value_width);
+      const Inputs<T> tokens_first{TokensFirst(inputs.query, heads, queries, width),
+                                   TokensFirst(inputs.key, kv_heads, keys, width),
+                                   TokensFirst(inputs.value, kv_heads, keys, value_width)};
+      SCOPED_TRACE("BTHD");
+      this->ForEachScheduler([&](Scheduler& scheduler) {
+        ExpectSameBits(Compute(ProblemOf<T>(sizes, ReturningAll(causal, Layout::kBthd)),
+                               tokens_first, scheduler),
+                       expected);
+      });
+    }
+  }
+}
+
+// What is stated is what one thread takes; of more, some may never get a tile.
+TYPED_TEST(FusedPathTest, WorkspaceIsWhatTheCostSays) {
+  using T = typename TestFixture::Real;
+  for (const int64_t queries : {1, 3, 40}) {
+    for (const int64_t keys : {7, 270, 4033}) {
+      for (int asked = 0; asked < 4; ++asked) {
+        AttendOptions options = Options(Causal::kNone, kBothLayouts[queries / 4 % 2]);
+        options.return_weights = (asked & 1) != 0;
+        options.return_key_sums = (asked & 2) != 0;
+        const Problem problem = ProblemOf<T>({.batch = 2,
+                                              .heads = 6,
+                                              .kv_heads = 2,
+                                              .queries = queries,
+                                              .keys = keys,
+                                              .width = 3,
+                                              .value_width = 5},
+                                             options);
+        SCOPED_TRACE(Describe(problem));
+        const Inputs<T> inputs = RandomInputs<T>(problem, 16);
+        this->ForEachScheduler([&](Scheduler& scheduler) {
+          const int64_t peak = Compute(problem, inputs, scheduler).peak_workspace_bytes;
+          const int64_t stated =
+              CostOf(problem, scheduler.threads(), Kernel::kFused).workspace_bytes;
+          if (scheduler.threads() == 1) {
+            EXPECT_EQ(peak, stated);
+          } else {
+            EXPECT_LE(peak, stated);
+            EXPECT_GT(peak, 0);
+          }
+        });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attendant::core
