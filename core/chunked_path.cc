@@ -118,17 +118,13 @@ class ChunkedJob {
   absl::StatusOr<Scratch<T>*> GetScratch(int worker) {
     return scratch_.Get(worker, [&]() -> absl::StatusOr<Scratch<T>> {
       Scratch<T> scratch;
-      const std::pair<Buffer<T>*, int64_t> parts[] = {
+      absl::Status status = workspace_->AllocateAll<T>({
           {&scratch.scores, SaturatingProduct({TileRows(problem_), TileKeys(problem_)})},
           {&scratch.output, SaturatingProduct({TileRows(problem_), problem_.value_width})},
           {&scratch.reference, TileRows(problem_)},
           {&scratch.sum, TileRows(problem_)},
-      };
-      for (const auto& [buffer, count] : parts) {
-        auto allocated = workspace_->Allocate<T>(count);
-        if (!allocated.ok()) return allocated.status();
-        *buffer = *std::move(allocated);
-      }
+      });
+      if (!status.ok()) return status;
       return scratch;
     });
   }

@@ -83,9 +83,8 @@ class FusedJob {
         scratch_(resources.threads) {}
 
   absl::Status Allocate() {
-    auto states = workspace_->Allocate<T>(AllStates<T>(problem_));
-    if (!states.ok()) return states.status();
-    states_ = *std::move(states);
+    absl::Status status = workspace_->AllocateAll<T>({{&states_, AllStates<T>(problem_)}});
+    if (!status.ok()) return status;
     return rows_.Allocate(problem_, *workspace_);
   }
 
@@ -184,16 +183,12 @@ class FusedJob {
   absl::StatusOr<Scratch<T>*> GetScratch(int worker) {
     return scratch_.Get(worker, [&]() -> absl::StatusOr<Scratch<T>> {
       Scratch<T> scratch;
-      const std::pair<Buffer<T>*, int64_t> parts[] = {
+      absl::Status status = workspace_->AllocateAll<T>({
           {&scratch.kernel, FusedScratchElements<T>(problem_)},
           {&scratch.weights, BlockWeights<T>(problem_, threads_)},
           {&scratch.states, FusedFewQueries<T>(problem_) ? TaskStates(problem_) : 0},
-      };
-      for (const auto& [buffer, count] : parts) {
-        auto allocated = workspace_->Allocate<T>(count);
-        if (!allocated.ok()) return allocated.status();
-        *buffer = *std::move(allocated);
-      }
+      });
+      if (!status.ok()) return status;
       return scratch;
     });
   }

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -67,6 +68,17 @@ class Workspace {
     absl::StatusOr<void*> data = AllocateBytes(count, sizeof(T));
     if (!data.ok()) return data.status();
     return Buffer<T>(this, static_cast<T*>(*data), count);
+  }
+
+  // Several at once: each buffer with its count. Stops at the first that is refused.
+  template <typename T>
+  absl::Status AllocateAll(std::initializer_list<std::pair<Buffer<T>*, int64_t>> parts) {
+    for (const auto& [buffer, count] : parts) {
+      absl::StatusOr<Buffer<T>> allocated = Allocate<T>(count);
+      if (!allocated.ok()) return allocated.status();
+      *buffer = *std::move(allocated);
+    }
+    return absl::OkStatus();
   }
 
   int64_t limit_bytes() const { return limit_.load(std::memory_order_relaxed); }
