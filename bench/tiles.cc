@@ -59,7 +59,7 @@ template <typename T>
 double Weights(const TileData<T>& data) {
   const kernel::Tag<T> d;
   for (int64_t i = 0; i < kKeys * kLanes<T>; i += kernel::LanesOf<T>()) {
-    hn::Store(kernel::Weight(d, hn::Load(d, data.panel + i), hn::Zero(d)), d, data.out + i);
+    hn::Store(kernel::Exp2(d, hn::Load(d, data.panel + i), hn::Zero(d)), d, data.out + i);
   }
   return 2.0 * (sizeof(T) == 4 ? 5 : 11) * static_cast<double>(kKeys * kLanes<T>);
 }

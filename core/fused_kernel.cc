@@ -29,7 +29,7 @@ constexpr int kMostPanels = HWY_TARGET == HWY_AVX3 ? 6 : 8;
 constexpr int64_t kGroupBytes = 400 << 10;
 // Values of rows that lie further apart are packed, where enough panels share them: a tile reads
 // one cache line of each row, and such rows fall into few sets of L1.
-constexpr int64_t kPackedStride = 256;
+constexpr int64_t kPackedStride = 512;
 constexpr int kPackedPanels = 3;
 
 template <typename T>
@@ -71,7 +71,8 @@ struct Scratch {
   Panel<T> panels[kMostPanels];
   int count = 0;  // of panels
 
-  // As many panels as `rows` queries take, the last as narrow as it can be.
+  // As few panels as `rows` queries take, each as wide as the rest allows: two of 2 vectors are
+  // faster than 3 and 1.
   Scratch(Arena<T>& arena, const Problem& problem, int64_t rows) {
     constexpr int64_t kLanes = LanesOf<T>();
     const int64_t widest = std::min(CeilDiv(rows, kLanes), int64_t{kMostVectors}) * kLanes;
@@ -84,9 +85,10 @@ struct Scratch {
     limits = arena.Take(widest);
     for (int64_t done = 0; done < rows;) {
       Panel<T>& panel = panels[count++];
-      panel.rows = std::min(rows - done, widest);
-      panel.vectors = static_cast<int>(CeilDiv(panel.rows, kLanes));
+      const int64_t vectors = CeilDiv(rows - done, kLanes);
+      panel.vectors = static_cast<int>(CeilDiv(vectors, CeilDiv(vectors, kMostVectors)));
       const int64_t lanes = panel.vectors * kLanes;
+      panel.rows = std::min(rows - done, lanes);
       panel.query = arena.Take(SaturatingProduct({problem.width, lanes}));
       panel.output = arena.Take(SaturatingProduct({dimensions, lanes}));
       panel.total_output = arena.Take(SaturatingProduct({dimensions, lanes}));

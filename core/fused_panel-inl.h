@@ -147,7 +147,7 @@ HWY_INLINE void Exponentiate(const T* reference, int64_t row, T* weights, T* blo
   constexpr int64_t kLanes = LanesOf<T>();
   T* const at = weights + row * kVectors * kLanes;
   for (int c = 0; c < kVectors; ++c) {
-    const Vec<T> w = Weight(d, hn::Load(d, at + c * kLanes), hn::Load(d, reference + c * kLanes));
+    const Vec<T> w = Exp2(d, hn::Load(d, at + c * kLanes), hn::Load(d, reference + c * kLanes));
     hn::Store(w, d, at + c * kLanes);
     T* const sum = block_sum + c * kLanes;
     hn::Store(hn::Add(hn::Load(d, sum), w), d, sum);
@@ -274,7 +274,7 @@ HWY_INLINE void PanelWeights(const Panel<T>& panel, const Block<T>& block, T* we
       const Vec<T> reference = hn::Load(d, panel.total_reference + c * kLanes);
       const Vec<T> inverse = hn::Load(d, panel.total_sum + c * kLanes);
       for (int i = 0; i < kKeys; ++i) {
-        Vec<T> w = hn::Mul(Weight(d, scores[i][c], reference), inverse);
+        Vec<T> w = hn::Mul(Exp2(d, scores[i][c], reference), inverse);
         if (block.limits != nullptr) w = hn::IfThenElseZero(Seen(block.limits, c, j + i), w);
         hn::Store(w, d, weights + ((j + i) * kVectors + c) * kLanes);
       }

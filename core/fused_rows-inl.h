@@ -115,7 +115,7 @@ HWY_INLINE void AbsorbRow(const RowState<T>& row, T* scores, int64_t count, int6
       ScaleArray(scores, j, factor);
     }
     for (int i = 0; i < kDecision; i += kStep) {
-      const auto w = Weight(d, hn::LoadU(d, scores + j + i), hn::Set(d, reference));
+      const auto w = Exp2(d, hn::LoadU(d, scores + j + i), hn::Set(d, reference));
       hn::StoreU(w, d, scores + j + i);
     }
     for (int i = 0; i < kDecision; ++i) block_sum += scores[j + i];

@@ -88,22 +88,6 @@ HWY_INLINE hn::Vec<D> PowerOfTwo(D d, hn::Vec<D> e) {
   return hn::IfThenZeroElse(hn::Lt(e, hn::Set(d, T{1 - kBias})), power);
 }
 
-// p = 2^(score - reference); NaN where the score is NaN or +infinity.
-template <class D, typename T = hn::TFromD<D>>
-HWY_INLINE hn::Vec<D> Weight(D d, hn::Vec<D> score, hn::Vec<D> reference) {
-  using Constants = Exp2Constants<T>;
-  const hn::RebindToSigned<D> di;
-  const auto n = hn::Round(score);
-  const auto r = hn::Sub(score, n);
-  const auto e = hn::Sub(n, reference);
-  const auto p = Constants::Poly(d, r);
-  const auto field = hn::BitCast(di, hn::Add(e, hn::Set(d, Constants::kMagic)));
-  const auto y =
-      hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<Constants::kMantissaBits>(field)));
-  const auto kept = hn::IfThenElse(hn::Eq(r, r), y, r);
-  return hn::IfThenZeroElse(hn::Lt(e, hn::Set(d, Constants::kZeroBelow)), kept);
-}
-
 // ln(2^reference * sum), the whole numbers added first, with a logarithm of our own: the C
 // library's is not the same on every machine. sum = 2^e f with f in [sqrt(1/2), sqrt(2)), ln f = 2
 // atanh((f - 1) / (f + 1)), whose series is cut where |t| <= 0.172 leaves 1e-18.
@@ -127,35 +111,43 @@ T LogSumExp(T reference, T sum) {
 
 // Raw scores of kKeys keys: chains of fma over d. `beside` is called for 0 .. kBeside - 1, spread
 // over the tile: what it does waits on other units than the multiply-adds, or on its own results.
-// query: [d][vector][lane].
+// query: [d][vector][lane]. A chain starts with its first product, not from zero: the same but for
+// the sign of a zero, which no weight shows, and 0.98 of the peak against 0.94 (4 x 3, Zen 3).
 template <typename T, int kVectors, int kKeys, int kBeside, class Beside>
 HWY_INLINE void ScoreTile(const T* HWY_RESTRICT query, const T* const* keys, int64_t width,
                           Vec<T> (&scores)[kKeys][kVectors], const Beside& beside) {
   const Tag<T> d;
   constexpr int64_t kLanes = LanesOf<T>();
-  for (int i = 0; i < kKeys; ++i) {
-    for (int c = 0; c < kVectors; ++c) scores[i][c] = hn::Zero(d);
-  }
-  const auto step = [&](int64_t x) HWY_ATTR {
+  const auto step = [&]<bool kFirst>(int64_t x) HWY_ATTR {
     Vec<T> q[kVectors];
     for (int c = 0; c < kVectors; ++c) q[c] = hn::Load(d, query + (x * kVectors + c) * kLanes);
     for (int i = 0; i < kKeys; ++i) {
       const Vec<T> k = hn::Set(d, keys[i][x]);
-      for (int c = 0; c < kVectors; ++c) scores[i][c] = hn::MulAdd(k, q[c], scores[i][c]);
+      for (int c = 0; c < kVectors; ++c) {
+        scores[i][c] = kFirst ? hn::Mul(k, q[c]) : hn::MulAdd(k, q[c], scores[i][c]);
+      }
     }
   };
-  int64_t x = 0;
+  if (HWY_UNLIKELY(width == 0)) {
+    for (int i = 0; i < kKeys; ++i) {
+      for (int c = 0; c < kVectors; ++c) scores[i][c] = hn::Zero(d);
+    }
+    for (int i = 0; i < kBeside; ++i) beside(i);
+    return;
+  }
+  step.template operator()<true>(0);
+  int64_t x = 1;
   if constexpr (kBeside > 0) {
-    const int64_t steps = width / kBeside;
+    const int64_t steps = (width - 1) / kBeside;
     for (int i = 0; i < kBeside; ++i) {
       beside(i);
 #pragma GCC unroll 2
-      for (const int64_t end = x + steps; x < end; ++x) step(x);
+      for (const int64_t end = x + steps; x < end; ++x) step.template operator()<false>(x);
     }
   }
   // Unrolled twice: fully it is slower on AVX2, by what the decoder can take.
 #pragma GCC unroll 2
-  for (; x < width; ++x) step(x);
+  for (; x < width; ++x) step.template operator()<false>(x);
 }
 
 // A block of values, in strips of kStrip dimensions: as they lie, or packed.
@@ -307,17 +299,24 @@ class Prefetcher {
 
   // REQUIRES: at most kRanges calls.
   void Add(const MatrixView<const T>& rows) {
-    ranges_[count_++] = rows;
-    lines_ += rows.rows * Lines(rows.columns);
+    MatrixView<const T>& range = ranges_[count_++];
+    range = rows;
+    // Rows that follow each other are one: less to keep count of.
+    if (rows.stride == rows.columns) range = {rows.data, 1, rows.rows * rows.columns, rows.stride};
+    lines_ += range.rows * Lines(range.columns);
   }
   // Of what was added.
   int64_t lines() const { return lines_; }
 
   HWY_INLINE void Step(int64_t lines) {
-    for (; lines > 0; --lines) {
+    while (lines > 0) {
       if (at_ == row_end_ && !NextRow()) return;
-      __builtin_prefetch(at_, /*write=*/0, kLocality);
-      at_ = std::min(at_ + kLine, row_end_);
+      const int64_t here = std::min(lines, Lines(row_end_ - at_));
+      for (int64_t i = 0; i < here; ++i) {
+        __builtin_prefetch(at_ + i * kLine, /*write=*/0, kLocality);
+      }
+      at_ += std::min(here * kLine, static_cast<int64_t>(row_end_ - at_));
+      lines -= here;
     }
   }
 
@@ -354,27 +353,34 @@ using PrefetcherToL2 = Prefetcher<T, 2>;
 template <typename T, bool kCheck>
 HWY_INLINE bool PackValues(const MatrixView<const T>& value, T* HWY_RESTRICT packed) {
   const hn::CappedTag<T, kStrip> d;
+  constexpr int kStep = static_cast<int>(hn::MaxLanes(d));
+  // Strips of a cache line go together: it is read once, and each strip is written in order.
+  constexpr int64_t kTogether = std::max<int64_t>(64 / (kStrip * sizeof(T)), 1);
   const int64_t whole = value.columns / kStrip;
   const int64_t rest = value.columns % kStrip;
   // x - x is 0 for a finite x, and NaN for the others; NaN stays in a sum.
   auto check = hn::Zero(d);
-  for (int64_t j = 0; j < value.rows; ++j) {
-    const T* const row = value.Row(j);
-    T* to = packed + j * kStrip;
-    for (int64_t s = 0; s < whole; ++s, to += StripStride<T>()) {
-      for (int i = 0; i < kStrip; i += static_cast<int>(hn::MaxLanes(d))) {
-        const auto v = hn::LoadU(d, row + s * kStrip + i);
-        hn::Store(v, d, to + i);
-        if constexpr (kCheck) check = hn::Add(check, hn::Sub(v, v));
+  for (int64_t first = 0; first < whole; first += kTogether) {
+    const int64_t strips = std::min(kTogether, whole - first);
+    for (int64_t j = 0; j < value.rows; ++j) {
+      const T* const row = value.Row(j) + first * kStrip;
+      T* to = packed + first * StripStride<T>() + j * kStrip;
+      for (int64_t s = 0; s < strips; ++s, to += StripStride<T>()) {
+        for (int i = 0; i < kStrip; i += kStep) {
+          const auto v = hn::LoadU(d, row + s * kStrip + i);
+          hn::Store(v, d, to + i);
+          if constexpr (kCheck) check = hn::Add(check, hn::Sub(v, v));
+        }
       }
     }
-    if (rest > 0) {
-      std::copy_n(row + whole * kStrip, rest, to);
-      std::fill_n(to + rest, kStrip - rest, T{0});
-      for (int i = 0; kCheck && i < kStrip; i += static_cast<int>(hn::MaxLanes(d))) {
-        const auto v = hn::Load(d, to + i);
-        check = hn::Add(check, hn::Sub(v, v));
-      }
+  }
+  for (int64_t j = 0; rest > 0 && j < value.rows; ++j) {
+    T* const to = packed + whole * StripStride<T>() + j * kStrip;
+    std::copy_n(value.Row(j) + whole * kStrip, rest, to);
+    std::fill_n(to + rest, kStrip - rest, T{0});
+    for (int i = 0; kCheck && i < kStrip; i += kStep) {
+      const auto v = hn::Load(d, to + i);
+      check = hn::Add(check, hn::Sub(v, v));
     }
   }
   return hn::AllTrue(d, hn::Eq(check, hn::Zero(d)));

@@ -17,6 +17,17 @@ constexpr int64_t kNoTile = -1;
 // A thread without work looks for more for so long before it sleeps: to wake one takes about as
 // long, and a stage or a short call often follows within it.
 constexpr auto kLinger = std::chrono::microseconds(50);
+// Whoever waits for a short job stays runnable for so long: a thread that sleeps hears of the end
+// some ten microseconds later.
+constexpr auto kAwait = std::chrono::microseconds(200);
+
+// Gives way to other threads until ready() or the time has passed.
+template <typename Ready>
+void YieldUntil(const Ready& ready, Clock::duration limit) {
+  if (ready()) return;
+  const auto end = Clock::now() + limit;
+  while (!ready() && Clock::now() < end) std::this_thread::yield();
+}
 
 }  // namespace
 
@@ -50,7 +61,7 @@ void Scheduler::Submit(std::shared_ptr<Job> job) {
 absl::Status Scheduler::Run(std::vector<Stage> stages) {
   Mutex mutex;
   CondVar complete;
-  bool done = false;
+  std::atomic<bool> done = false;
   absl::Status result;
   Submit(std::make_shared<Job>(std::move(stages), [&](const absl::Status& status, const JobTimes&) {
     MutexLock lock(mutex);
@@ -58,6 +69,7 @@ absl::Status Scheduler::Run(std::vector<Stage> stages) {
     done = true;
     complete.NotifyOne();
   }));
+  YieldUntil([&] { return done.load(std::memory_order_relaxed); }, kAwait);
   MutexLock lock(mutex);
   while (!done) complete.Wait(mutex);
   return result;
@@ -80,11 +92,7 @@ void Scheduler::Work(int worker) {
 }
 
 void Scheduler::Linger() const {
-  if (any_ready_.load(std::memory_order_relaxed)) return;
-  const auto end = Clock::now() + kLinger;
-  while (!any_ready_.load(std::memory_order_relaxed) && Clock::now() < end) {
-    std::this_thread::yield();
-  }
+  YieldUntil([&] { return any_ready_.load(std::memory_order_relaxed); }, kLinger);
 }
 
 std::shared_ptr<Job> Scheduler::TakeTile(int64_t& tile) {

@@ -79,13 +79,14 @@ T Exp2OfDifferenceImpl(T* row, int64_t n, T scale, T reference) {
   ForEachVector<T>(
       n,
       [&](int64_t i) {
-        const auto p = Exp2(d, hn::Mul(hn::Sub(hn::LoadU(d, row + i), offset), factor));
+        const auto p =
+            Exp2(d, hn::Mul(hn::Sub(hn::LoadU(d, row + i), offset), factor), hn::Zero(d));
         hn::StoreU(p, d, row + i);
         sum = hn::Add(sum, p);
       },
       [&](int64_t i, size_t count) {
         const auto x = LoadPart(d, row + i, count, T{0});
-        const auto p = Exp2(d, hn::Mul(hn::Sub(x, offset), factor));
+        const auto p = Exp2(d, hn::Mul(hn::Sub(x, offset), factor), hn::Zero(d));
         StorePart(d, p, row + i, count);
         sum = hn::Add(sum, hn::IfThenElseZero(hn::FirstN(d, count), p));
       });

@@ -88,6 +88,7 @@ class FusedReference {
     return std::bit_cast<T>(static_cast<Bits>(std::bit_cast<Bits>(Polynomial(r)) + shift));
   }
 
+  // Highest power first; double takes the even and the odd powers apart.
   static T Polynomial(T r) {
     static constexpr float kF[] = {0.001326472712f, 0.009671512645f, 0.05550733743f,
                                    0.2402224209f,   0.6931469776f,   1.0f};
@@ -96,15 +97,16 @@ class FusedReference {
         1.3215442587921689653e-6,  0.000015252733829836118394, 0.00015403530441736050155,
         0.001333355814641693531,   0.0096181291076068885273,   0.055504108664821594339,
         0.2402265069591009822,     0.69314718055994530942,     1.0};
-    T p = 0;
     if constexpr (kFloat) {
-      p = kF[0];
+      T p = kF[0];
       for (size_t i = 1; i < std::size(kF); ++i) p = std::fma(p, r, kF[i]);
+      return p;
     } else {
-      p = kD[0];
-      for (size_t i = 1; i < std::size(kD); ++i) p = std::fma(p, r, kD[i]);
+      const T r2 = r * r;
+      T parts[] = {kD[0], kD[1]};
+      for (size_t i = 2; i < std::size(kD); ++i) parts[i % 2] = std::fma(parts[i % 2], r2, kD[i]);
+      return std::fma(parts[0], r, parts[1]);
     }
-    return p;
   }
 
   T Score(int64_t j) const {
