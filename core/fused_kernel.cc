@@ -66,7 +66,6 @@ template <typename T>
 struct Scratch {
   T* weights;  // [key of a block, rounded up to a tile][vector][lane]
   T* values;   // a block's, packed
-  T* keys;     // a block's, row by row; null where they are read from where they lie
   T* limits;   // [vector][lane]
   Panel<T> panels[kMostPanels];
   int count = 0;  // of panels
@@ -79,9 +78,6 @@ struct Scratch {
     const int64_t dimensions = SaturatingProduct({StripsOf(problem.value_width), kStrip});
     weights = arena.Take((kFusedBlock + TileKeys(1)) * widest);
     values = arena.Take(SaturatingProduct({StripsOf(problem.value_width), StripStride<T>()}));
-    keys = problem.layout == Layout::kBthd
-               ? arena.Take(SaturatingProduct({kFusedBlock, problem.width}))
-               : nullptr;
     limits = arena.Take(widest);
     for (int64_t done = 0; done < rows;) {
       Panel<T>& panel = panels[count++];
@@ -163,8 +159,7 @@ struct PackedBlock {
   bool finite = true;  // the values, where somebody may not see them
 };
 
-// The part of `keys` that some query of the group sees. Keys that are far apart from each other
-// are copied: they would share the few sets of a cache.
+// The part of `keys` that some query of the group sees.
 template <typename T>
 PackedBlock<T> PackBlock(const FusedGroup<T>& group, KeyRange keys, const Scratch<T>& scratch) {
   const Problem& problem = *group.problem;
@@ -174,21 +169,13 @@ PackedBlock<T> PackBlock(const FusedGroup<T>& group, KeyRange keys, const Scratc
   block.keys = {keys.begin, std::max(keys.begin, end)};
   const int64_t rows = block.keys.size();
   if (rows == 0) return block;
-  const bool shared = scratch.count >= kPackedPanels;
   block.key = group.key.Rows(keys.begin, rows);
-  if (shared && scratch.keys != nullptr) {
-    for (int64_t j = 0; j < rows; ++j) {
-      std::copy_n(block.key.Row(j), block.key.columns, scratch.keys + j * block.key.columns);
-    }
-    block.key.data = scratch.keys;
-    block.key.stride = block.key.columns;
-  }
   const MatrixView<const T> value = group.value.Rows(keys.begin, rows);
   const bool mixed =
       problem.Ask(group.first_query, group.query.rows, block.keys) == Visibility::kMixed;
   block.values.count = StripsOf(value.columns);
   const bool near = value.stride * static_cast<int64_t>(sizeof(T)) <= kPackedStride;
-  if (value.columns % kStrip == 0 && (near || !shared)) {
+  if (value.columns % kStrip == 0 && (near || scratch.count < kPackedPanels)) {
     block.values = {value.data, value.columns / kStrip, kStrip, value.stride};
     for (int64_t row = 0; mixed && row < rows && block.finite; ++row) {
       block.finite = AllFinite(value.Row(row), value.columns);

@@ -210,6 +210,14 @@ TYPED_TEST(FusedPathTest, GroupedHeadsAreTheSameHeadsOneByOne) {
        .value_width = 2},
       {.heads = 34, .queries = 1, .keys = 8500, .width = 1, .value_width = 1},
       {.heads = 4, .kv_heads = 2, .queries = 70, .keys = 300, .width = 8, .value_width = 5},
+      // Enough groups for a copy of keys and values of (batch, tokens, heads, width).
+      {.batch = 2,
+       .heads = 6,
+       .kv_heads = 2,
+       .queries = 400,
+       .keys = 70,
+       .width = 8,
+       .value_width = 5},
   };
   ASSERT_GT(all[0].heads * all[0].queries, kFusedMostRows);
   for (int64_t queries = 1; queries <= 5; ++queries) {
@@ -248,10 +256,11 @@ TYPED_TEST(FusedPathTest, GroupedHeadsAreTheSameHeadsOneByOne) {
 // What is stated is what one thread takes; of more, some may never get a tile.
 TYPED_TEST(FusedPathTest, WorkspaceIsWhatTheCostSays) {
   using T = typename TestFixture::Real;
-  for (const int64_t queries : {1, 3, 40}) {
+  for (const int64_t queries : {1, 3, 40, 400}) {
     for (const int64_t keys : {7, 270, 4033}) {
+      if (queries * keys > 1'000'000) continue;
       for (int asked = 0; asked < 4; ++asked) {
-        AttendOptions options = Options(Causal::kNone, kBothLayouts[queries / 4 % 2]);
+        AttendOptions options = Options(Causal::kNone, kBothLayouts[queries % 3 == 1 ? 1 : 0]);
         options.return_weights = (asked & 1) != 0;
         options.return_key_sums = (asked & 2) != 0;
         const Problem problem = ProblemOf<T>({.batch = 2,
@@ -278,6 +287,29 @@ TYPED_TEST(FusedPathTest, WorkspaceIsWhatTheCostSays) {
       }
     }
   }
+}
+
+TYPED_TEST(FusedPathTest, KeysAreCopiedWhereManyGroupsReadThem) {
+  using T = typename TestFixture::Real;
+  const auto workspace = [](int64_t heads, int64_t queries, int64_t keys, Layout layout) {
+    const Problem problem = ProblemOf<T>({.batch = 2,
+                                          .heads = heads,
+                                          .kv_heads = 2,
+                                          .queries = queries,
+                                          .keys = keys,
+                                          .width = 8,
+                                          .value_width = 5},
+                                         Options(Causal::kNone, layout));
+    return CostOf(problem, 1, Kernel::kFused).workspace_bytes;
+  };
+  const auto copied = [&](int64_t heads, int64_t queries, int64_t keys) {
+    return workspace(heads, queries, keys, Layout::kBthd) -
+           workspace(heads, queries, keys, Layout::kBhtd);
+  };
+  constexpr int64_t kRow = 2 * 2 * (8 + 5) * sizeof(T);  // bytes of a token
+  EXPECT_EQ(copied(6, 400, 70), 70 * kRow);
+  EXPECT_EQ(copied(2, 1, 70), 0);
+  EXPECT_EQ(copied(6, 400, (int64_t{64} << 20) / kRow + 1), 0);
 }
 
 }  // namespace
