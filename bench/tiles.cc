@@ -49,8 +49,9 @@ double Value(const TileData<T>& data) {
                                  data.rows.stride};
   int64_t strip = 0;
   for (; strip + kStrips <= strips.count; strip += kStrips) {
-    kernel::ValueTile<T, kVectors, kStrips, false>(strips, strip, kKeys, data.panel, nullptr,
-                                                   data.out);
+    kernel::ValueTile<T, kVectors, kStrips>(
+        strips, strip, kKeys, data.panel, [](int, int64_t) { return kernel::kEverySeen; },
+        data.out);
   }
   return 2.0 * static_cast<double>(kKeys * strip * kernel::kStrip * kLanes<T>);
 }

@@ -24,6 +24,7 @@ constexpr int64_t kKeyBlock = 256;
 // A group of queries of one head and its running state.
 template <typename T>
 struct QueryGroup {
+  int64_t batch = 0;
   int64_t first = 0;          // of the group's queries, within the head
   MatrixView<const T> query;  // (rows, D)
   T* reference = nullptr;     // (rows): the dominant score so far, m = scale * reference
@@ -67,10 +68,10 @@ class ChunkedJob {
     absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
     if (!scratch.ok()) return scratch.status();
     QueryGroup<T> group = Start(block, **scratch);
-    const KeyRange seen = problem_.VisibleKeysOfAny(block.first, block.count);
+    const KeyRange seen = problem_.VisibleKeysOfAny(block.batch, block.first, block.count);
     const auto key = tensors_.key.Head(block.batch, problem_.KvHead(block.head));
     const auto value = tensors_.value.Head(block.batch, problem_.KvHead(block.head));
-    for (int64_t first = 0; first < seen.end; first += kKeyBlock) {
+    for (int64_t first = seen.begin / kKeyBlock * kKeyBlock; first < seen.end; first += kKeyBlock) {
       if (context.stopped()) return absl::OkStatus();
       // The whole block, although nobody may see its end: the second sweep takes the same, and only
       // products of the same shape are sure to round a score in the same way.
@@ -101,13 +102,13 @@ class ChunkedJob {
       if (context.stopped()) return absl::OkStatus();
       const int64_t count = std::min(kQueryBlock, problem_.queries - first);
       const MatrixView<T> weights = WeightsBlock(block.flat_head, first, count, keys, **scratch);
-      if (problem_.Ask(first, count, keys) != Visibility::kNone) {
+      if (problem_.Ask(block.batch, first, count, keys) != Visibility::kNone) {
         absl::Status status =
             Gemm(query.Rows(first, count), key, Transpose::kYes, weights, /*accumulate=*/false);
         if (!status.ok()) return status;
       }
       for (int64_t i = 0; i < count; ++i) {
-        WeightsOfRow(block.flat_head, first + i, keys, weights.Row(i));
+        WeightsOfRow(block, first + i, keys, weights.Row(i));
         if (sums != nullptr) AddRow(sums, weights.Row(i), keys.size());
       }
     }
@@ -131,6 +132,7 @@ class ChunkedJob {
 
   QueryGroup<T> Start(const Tiling::Block& block, const Scratch<T>& scratch) const {
     QueryGroup<T> group;
+    group.batch = block.batch;
     group.first = block.first;
     group.query = tensors_.query.Head(block.batch, block.head).Rows(block.first, block.count);
     group.reference = scratch.reference.data();
@@ -151,14 +153,14 @@ class ChunkedJob {
     absl::Status status = Gemm(group.query, key, Transpose::kYes, scores, /*accumulate=*/false);
     if (!status.ok()) return status;
     for (int64_t i = 0; i < rows; ++i) AbsorbRow(group, i, keys, scores.Row(i));
-    return ValueProduct<T>(problem_, group.first, keys,
+    return ValueProduct<T>(problem_, {group.batch, group.first, keys},
                            {scores.data, scores.rows, scores.columns, scores.stride}, value,
                            group.output, /*accumulate=*/true, *workspace_);
   }
 
   // Turns a row of unscaled scores into exponentials relative to the new maximum.
   void AbsorbRow(QueryGroup<T>& group, int64_t i, KeyRange keys, T* row) const {
-    const KeyRange seen = SeenWithin(group.first + i, keys);
+    const KeyRange seen = SeenWithin(group.batch, group.first + i, keys);
     ZeroHidden(row, keys, seen);
     T* const visible = row + (seen.begin - keys.begin);
     const T scale = Scale();
@@ -207,10 +209,10 @@ class ChunkedJob {
   }
 
   // Turns a row of unscaled scores into weights, by what the first sweep found.
-  void WeightsOfRow(int64_t flat_head, int64_t query, KeyRange keys, T* row) const {
-    const KeyRange seen = SeenWithin(query, keys);
+  void WeightsOfRow(const Tiling::Block& block, int64_t query, KeyRange keys, T* row) const {
+    const KeyRange seen = SeenWithin(block.batch, query, keys);
     ZeroHidden(row, keys, seen);
-    const int64_t index = flat_head * problem_.queries + query;
+    const int64_t index = block.flat_head * problem_.queries + query;
     T* const visible = row + (seen.begin - keys.begin);
     Exp2OfDifference(visible, seen.size(), Scale(), rows_.references()[index]);
     ScaleRow(visible, seen.size(), rows_.inverse_sums()[index]);
@@ -219,8 +221,8 @@ class ChunkedJob {
   T Scale() const { return static_cast<T>(problem_.ScaleLog2()); }
 
   // The part of `keys` that the query sees; empty ranges lie within `keys` as well.
-  KeyRange SeenWithin(int64_t query, KeyRange keys) const {
-    const KeyRange seen = problem_.VisibleKeys(query);
+  KeyRange SeenWithin(int64_t batch, int64_t query, KeyRange keys) const {
+    const KeyRange seen = problem_.VisibleKeys(batch, query);
     const int64_t begin = std::clamp(seen.begin, keys.begin, keys.end);
     return {begin, std::clamp(seen.end, begin, keys.end)};
   }

@@ -9,7 +9,14 @@
 namespace attendant::core {
 namespace {
 
-int64_t Pairs(const Problem& p) { return SaturatingProduct({p.batch, p.heads, p.VisiblePairs()}); }
+int64_t Pairs(const Problem& p) {
+  if (p.key_lengths.empty()) return SaturatingProduct({p.batch, p.heads, p.VisiblePairs(0)});
+  int64_t pairs = 0;
+  for (int64_t batch = 0; batch < p.batch; ++batch) {
+    pairs = SaturatingSum({pairs, p.VisiblePairs(batch)});
+  }
+  return SaturatingProduct({p.heads, pairs});
+}
 
 int64_t Bytes(const Problem& p, std::initializer_list<int64_t> sizes) {
   return SaturatingProduct({SaturatingProduct(sizes), SizeOf(p.dtype)});

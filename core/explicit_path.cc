@@ -30,24 +30,24 @@ struct ExplicitJob {
   Buffer<T> scratch;
   T* scores = nullptr;  // (B, H, Tq, Tk): becomes the weights
 
-  MatrixView<T> Scores(const Tiling::Block& block) const {
-    return {scores + (block.flat_head * problem.queries + block.first) * problem.keys, block.count,
-            problem.keys, problem.keys};
+  MatrixView<T> Scores(const Tiling::Block& block, KeyRange keys) const {
+    return {scores + (block.flat_head * problem.queries + block.first) * problem.keys + keys.begin,
+            block.count, keys.size(), problem.keys};
   }
 
   absl::Status ComputeScores(const Tiling::Block& block) const {
-    MatrixView<T> scores_block = Scores(block);
-    scores_block.columns = problem.VisibleKeysOfAny(block.first, block.count).end;
+    const KeyRange keys = problem.VisibleKeysOfAny(block.batch, block.first, block.count);
     const auto query = tensors.query.Head(block.batch, block.head).Rows(block.first, block.count);
     const auto key = tensors.key.Head(block.batch, problem.KvHead(block.head));
-    return Gemm(query, key.Rows(0, scores_block.columns), Transpose::kYes, scores_block,
+    return Gemm(query, key.Rows(keys.begin, keys.size()), Transpose::kYes, Scores(block, keys),
                 /*accumulate=*/false);
   }
 
   absl::Status ComputeSoftmax(const Tiling::Block& block) const {
-    const MatrixView<T> rows = Scores(block);
+    const MatrixView<T> rows = Scores(block, {0, problem.keys});
     for (int64_t i = 0; i < block.count; ++i) {
-      const T logsumexp = SoftmaxRow(rows.Row(i), problem.VisibleKeys(block.first + i));
+      const T logsumexp =
+          SoftmaxRow(rows.Row(i), problem.VisibleKeys(block.batch, block.first + i));
       if (tensors.logsumexp != nullptr) {
         tensors.logsumexp[block.flat_head * problem.queries + block.first + i] = logsumexp;
       }
@@ -69,12 +69,13 @@ struct ExplicitJob {
   }
 
   absl::Status ComputeValues(const Tiling::Block& block) const {
-    const KeyRange keys{0, problem.VisibleKeysOfAny(block.first, block.count).end};
-    const MatrixView<T> weights = Scores(block);
+    const KeyRange keys = problem.VisibleKeysOfAny(block.batch, block.first, block.count);
+    const MatrixView<T> weights = Scores(block, keys);
     const auto value = tensors.value.Head(block.batch, problem.KvHead(block.head));
     return ValueProduct<T>(
-        problem, block.first, keys, {weights.data, weights.rows, keys.end, weights.stride},
-        value.Rows(0, keys.end),
+        problem, {block.batch, block.first, keys},
+        {weights.data, weights.rows, weights.columns, weights.stride},
+        value.Rows(keys.begin, keys.size()),
         tensors.output.Head(block.batch, block.head).Rows(block.first, block.count),
         /*accumulate=*/false, *workspace);
   }

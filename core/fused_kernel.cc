@@ -66,7 +66,9 @@ template <typename T>
 struct Scratch {
   T* weights;  // [key of a block, rounded up to a tile][vector][lane]
   T* values;   // a block's, packed
-  T* limits;   // [vector][lane]
+  T* keys;     // a block's, row by row; null where heads are contiguous
+  T* begins;   // [vector][lane], as in Block
+  T* ends;
   Panel<T> panels[kMostPanels];
   int count = 0;  // of panels
 
@@ -78,7 +80,11 @@ struct Scratch {
     const int64_t dimensions = SaturatingProduct({StripsOf(problem.value_width), kStrip});
     weights = arena.Take((kFusedBlock + TileKeys(1)) * widest);
     values = arena.Take(SaturatingProduct({StripsOf(problem.value_width), StripStride<T>()}));
-    limits = arena.Take(widest);
+    keys = problem.layout == Layout::kBthd && problem.kv_heads > 1
+               ? arena.Take(SaturatingProduct({kFusedBlock, problem.width}))
+               : nullptr;
+    begins = arena.Take(widest);
+    ends = arena.Take(widest);
     for (int64_t done = 0; done < rows;) {
       Panel<T>& panel = panels[count++];
       const int64_t vectors = CeilDiv(rows - done, kLanes);
@@ -159,23 +165,44 @@ struct PackedBlock {
   bool finite = true;  // the values, where somebody may not see them
 };
 
-// The part of `keys` that some query of the group sees.
+// Blocks begin at keys that every target's tiles begin at: what is decided for a group of keys
+// stays together.
+constexpr int64_t kFirstKeys = 8;
+static_assert(kFirstKeys % TileKeys(1) == 0 && kFusedBlock % kFirstKeys == 0);
+
+// The part of `keys` that the queries first .. first + count - 1 see.
+KeyRange SeenPart(const Problem& problem, int64_t batch, int64_t first, int64_t count,
+                  KeyRange keys) {
+  const KeyRange seen = problem.VisibleKeysOfAny(batch, first, count);
+  if (problem.Ask(batch, first, count, keys) == Visibility::kNone) return {keys.begin, keys.begin};
+  const int64_t begin = std::max(keys.begin, seen.begin / kFirstKeys * kFirstKeys);
+  return {begin, std::max(begin, std::min(keys.end, seen.end))};
+}
+
+// The part of `keys` that some query of the group sees. Keys that are far apart from each other
+// are copied: they would share the few sets of a cache.
 template <typename T>
 PackedBlock<T> PackBlock(const FusedGroup<T>& group, KeyRange keys, const Scratch<T>& scratch) {
   const Problem& problem = *group.problem;
-  const int64_t end =
-      std::min(keys.end, problem.VisibleKeysOfAny(group.first_query, group.query.rows).end);
   PackedBlock<T> block;
-  block.keys = {keys.begin, std::max(keys.begin, end)};
+  block.keys = SeenPart(problem, group.batch, group.first_query, group.query.rows, keys);
   const int64_t rows = block.keys.size();
   if (rows == 0) return block;
-  block.key = group.key.Rows(keys.begin, rows);
-  const MatrixView<const T> value = group.value.Rows(keys.begin, rows);
-  const bool mixed =
-      problem.Ask(group.first_query, group.query.rows, block.keys) == Visibility::kMixed;
+  block.key = group.key.Rows(block.keys.begin, rows);
+  const bool shared = scratch.count >= kPackedPanels;
+  if (shared && scratch.keys != nullptr && block.key.stride != block.key.columns) {
+    for (int64_t j = 0; j < rows; ++j) {
+      std::copy_n(block.key.Row(j), block.key.columns, scratch.keys + j * block.key.columns);
+    }
+    block.key.data = scratch.keys;
+    block.key.stride = block.key.columns;
+  }
+  const MatrixView<const T> value = group.value.Rows(block.keys.begin, rows);
+  const bool mixed = problem.Ask(group.batch, group.first_query, group.query.rows, block.keys) ==
+                     Visibility::kMixed;
   block.values.count = StripsOf(value.columns);
   const bool near = value.stride * static_cast<int64_t>(sizeof(T)) <= kPackedStride;
-  if (value.columns % kStrip == 0 && (near || scratch.count < kPackedPanels)) {
+  if (value.columns % kStrip == 0 && (near || !shared)) {
     block.values = {value.data, value.columns / kStrip, kStrip, value.stride};
     for (int64_t row = 0; mixed && row < rows && block.finite; ++row) {
       block.finite = AllFinite(value.Row(row), value.columns);
@@ -210,23 +237,30 @@ PrefetcherToL2<T> ReadNext(const FusedGroup<T>& group, int64_t end, int64_t visi
 
 // The block as the panel sees it; without a row where it sees none.
 template <typename T>
-Block<T> SeenBlock(const Problem& problem, const Panel<T>& panel, const PackedBlock<T>& packed,
+Block<T> SeenBlock(const FusedGroup<T>& group, const Panel<T>& panel, const PackedBlock<T>& packed,
                    const Scratch<T>& scratch) {
+  const Problem& problem = *group.problem;
   Block<T> block;
-  const int64_t end =
-      std::min(packed.keys.end, problem.VisibleKeysOfAny(panel.first, panel.rows).end);
-  const int64_t rows = std::max<int64_t>(end - packed.keys.begin, 0);
-  block.key = packed.key.Rows(0, rows);
+  const KeyRange keys = SeenPart(problem, group.batch, panel.first, panel.rows, packed.keys);
+  const int64_t rows = keys.size();
+  if (rows == 0) return block;
+  block.first = keys.begin - packed.keys.begin;
+  block.key = packed.key.Rows(block.first, rows);
   block.values = packed.values;
-  const KeyRange keys{packed.keys.begin, packed.keys.begin + rows};
-  if (rows == 0 || problem.Ask(panel.first, panel.rows, keys) != Visibility::kMixed) return block;
+  block.values.data += block.first * packed.values.key_stride;
+  if (problem.Ask(group.batch, panel.first, panel.rows, keys) != Visibility::kMixed) return block;
   const int64_t lanes = LanesOfPanel(panel);
   for (int64_t lane = 0; lane < lanes; ++lane) {
     const int64_t query = panel.first + std::min(lane, panel.rows - 1);
-    scratch.limits[lane] =
-        static_cast<T>(std::clamp<int64_t>(problem.VisibleKeys(query).end - keys.begin, 0, rows));
+    const KeyRange seen = problem.VisibleKeys(group.batch, query);
+    const auto row = [&](int64_t key) {
+      return static_cast<T>(std::clamp<int64_t>(key - keys.begin, 0, rows));
+    };
+    scratch.begins[lane] = row(seen.begin);
+    scratch.ends[lane] = row(seen.end);
   }
-  block.limits = scratch.limits;
+  block.begins = scratch.begins;
+  block.ends = scratch.ends;
   block.select = !packed.finite;
   return block;
 }
@@ -251,10 +285,11 @@ void FinishPanel(const FusedGroup<T>& group, const Panel<T>& panel, bool merged)
     HWY_ALIGN T inverses[kLanes];
     hn::Store(inverse, d, inverses);
     const auto column = [&](int64_t x) HWY_ATTR {
-      // A merge would add the one segment to 0, and pass over it where it is empty.
+      // An empty segment is passed over. The sum makes 0 of -0, which is what a hidden key can make
+      // 0 of as well.
       Vec<T> o = hn::Load(d, output + (x * panel.vectors + c) * kLanes);
-      if (!merged) o = hn::IfThenZeroElse(empty, hn::Add(o, hn::Zero(d)));
-      const Vec<T> element = hn::Mul(o, inverse);
+      if (!merged) o = hn::IfThenZeroElse(empty, o);
+      const Vec<T> element = hn::Mul(hn::Add(o, hn::Zero(d)), inverse);
       return hn::IfThenElse(hn::Eq(element, element), element,
                             hn::Set(d, std::numeric_limits<T>::quiet_NaN()));
     };
@@ -293,7 +328,8 @@ void ForwardImpl(const FusedGroup<T>& group, T* memory, const std::atomic<bool>&
   Scratch<T> scratch(arena, problem, group.query.rows);
   const int panels = scratch.count;
   PackQueries(group, scratch);
-  const int64_t end = problem.VisibleKeysOfAny(group.first_query, group.query.rows).end;
+  const KeyRange seen = problem.VisibleKeysOfAny(group.batch, group.first_query, group.query.rows);
+  const int64_t end = seen.end;
   const bool merge = end > kFusedSegment;
   for (int i = 0; i < panels; ++i) {
     const Panel<T>& panel = scratch.panels[i];
@@ -302,9 +338,11 @@ void ForwardImpl(const FusedGroup<T>& group, T* memory, const std::atomic<bool>&
     Empty(LanesOfPanel(panel), dimensions, panel.total_reference, panel.total_sum,
           panel.total_output);
   }
-  for (int64_t segment = 0; segment < end; segment += kFusedSegment) {
+  for (int64_t segment = seen.begin / kFusedSegment * kFusedSegment; segment < end;
+       segment += kFusedSegment) {
     const int64_t segment_end = std::min(segment + kFusedSegment, end);
-    for (int64_t first = segment; first < segment_end; first += kFusedBlock) {
+    for (int64_t first = std::max(segment, seen.begin / kFusedBlock * kFusedBlock);
+         first < segment_end; first += kFusedBlock) {
       if (stop.load(std::memory_order_relaxed)) return;
       const KeyRange keys{first, std::min(first + kFusedBlock, segment_end)};
       const PackedBlock<T> packed = PackBlock(group, keys, scratch);
@@ -313,7 +351,7 @@ void ForwardImpl(const FusedGroup<T>& group, T* memory, const std::atomic<bool>&
       const int64_t lines = tiles == 0 ? 0 : CeilDiv(next.lines(), tiles);
       for (int i = 0; i < panels; ++i) {
         const Panel<T>& panel = scratch.panels[i];
-        const Block<T> block = SeenBlock(problem, panel, packed, scratch);
+        const Block<T> block = SeenBlock(group, panel, packed, scratch);
         if (block.key.rows == 0) continue;
         WithVectors(panel.vectors, [&]<int kVectors>() {
           PanelBlock<T, kVectors>(panel, block, scratch.weights, [&] { next.Step(lines); });
@@ -336,8 +374,8 @@ void WeightsImpl(const FusedGroup<T>& group, KeyRange keys, T* memory, T* weight
   Scratch<T> scratch(arena, *group.problem, group.query.rows);
   PackQueries(group, scratch);
   PackedBlock<T> packed;
-  packed.keys = keys;
-  packed.key = group.key.Rows(keys.begin, keys.size());
+  packed.keys = {keys.begin, std::clamp(group.key.rows, keys.begin, keys.end)};
+  packed.key = group.key.Rows(keys.begin, packed.keys.size());
   for (int64_t key = 0; key < keys.size(); ++key) {
     std::fill_n(weights + key * stride, group.query.rows, T{0});
   }
@@ -350,11 +388,12 @@ void WeightsImpl(const FusedGroup<T>& group, KeyRange keys, T* memory, T* weight
       panel.total_reference[lane] = group.reference[row];
       panel.total_sum[lane] = group.inverse_sum[row];
     }
-    const Block<T> block = SeenBlock(*group.problem, panel, packed, scratch);
+    const Block<T> block = SeenBlock(group, panel, packed, scratch);
     WithVectors(panel.vectors,
                 [&]<int kVectors>() { PanelWeights<T, kVectors>(panel, block, scratch.weights); });
     for (int64_t key = 0; key < block.key.rows; ++key) {
-      std::copy_n(scratch.weights + key * lanes, panel.rows, weights + key * stride + first);
+      std::copy_n(scratch.weights + key * lanes, panel.rows,
+                  weights + (block.first + key) * stride + first);
     }
   }
 }

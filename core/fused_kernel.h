@@ -19,18 +19,21 @@
 //              exactly (0 below 2^-126; double: 2^-1022): l, this block's l, O, and this block's
 //              weights.
 //   weight     p_j = 2^(s_j - m): n = rint(s_j), r = s_j - n, the polynomial of exp2-inl.h
-//              in r, and n - m added to the exponent; 0 where n - m < -125 (double: -1021).
+//              in r, times 2^(n - m); 0 where n - m < -125 (double: -1021).
 //   sums       within each block of 192 keys at multiples of 192, from 0 and in key order:
 //              l_b a chain of adds, O_b a chain of fma of p_j and value_j. At the block's end
 //              l += l_b, O += O_b.
 //   segments   of 4032 keys (21 blocks) at multiples of 4032 start from the empty state, and
 //              are merged in order; one without a visible key is passed over. With
 //              M' = max(M, m): L' = fma(l, 2^(m - M'), L * 2^(M - M')), O likewise.
-//   end        output = O * (1 / L), 0 where L is 0;
-//              logsumexp = (M + e) ln 2 + ln f, L = 2^e f.
+//   end        output = (O + 0) * (1 / L), 0 where L is 0: an O of -0 becomes 0;
+//              logsumexp = (M + e) ln 2 + ln f, L = 2^e f; weights 2^(s_j - M) * (1 / L).
+//              What is NaN is the one quiet NaN, whatever NaN it came from.
 //
 // A weight's mantissa never depends on m, so when m moves matters where weights underflow alone.
-// Range: |value| below 2^90, no visible score below -2^126. A NaN score makes its row NaN.
+// Range: |value| below 2^90, no visible score below -2^126. Weights are down to 2^-33 of their
+// final size while they are summed: values below 2^-93 (double: 2^-989) lose accuracy to the
+// smallest numbers. A NaN score makes its row NaN.
 #ifndef ATTENDANT_CORE_FUSED_KERNEL_H_
 #define ATTENDANT_CORE_FUSED_KERNEL_H_
 
@@ -48,14 +51,15 @@ namespace attendant::core {
 inline constexpr int64_t kFusedBlock = 192;
 inline constexpr int64_t kFusedSegment = 21 * kFusedBlock;
 
-// A group of queries of one head, and all of that head's keys.
+// A group of queries of one head, and that head's keys, at least as far as some query sees them.
 template <typename T>
 struct FusedGroup {
   const Problem* problem = nullptr;
+  int64_t batch = 0;
   int64_t first_query = 0;    // of the group, within the head
   MatrixView<const T> query;  // (rows, D), rows <= FusedGroupRows<T>(problem)
-  MatrixView<const T> key;    // (Tk, D)
-  MatrixView<const T> value;  // (Tk, Dv)
+  MatrixView<const T> key;    // (Tk or fewer, D)
+  MatrixView<const T> value;  // (Tk or fewer, Dv)
   MatrixView<T> output;       // (rows, Dv)
   // Each row's M and 1 / L (0 where L is 0), from which its weights follow; and its logsumexp. Null
   // where they are not wanted.
@@ -103,6 +107,7 @@ inline int64_t FusedRowsOfTask(const Problem& p) {
 template <typename T>
 struct FusedRows {
   const Problem* problem = nullptr;
+  int64_t batch = 0;
   MatrixView<const T> key;    // (Tk, D)
   MatrixView<const T> value;  // (Tk, Dv)
   int64_t count = 0;

@@ -57,26 +57,44 @@ int64_t StripsOf(int64_t value_width) { return CeilDiv(value_width, kStrip); }
 // A block of keys, seen from a panel.
 template <typename T>
 struct Block {
-  MatrixView<const T> key;    // the rows that some lane sees
-  Strips<T> values;           // the same rows
-  const T* limits = nullptr;  // [vector][lane]: how many of the rows it sees; null where all do
-  bool select = false;        // a hidden value may not be finite
+  int64_t first = 0;        // of its rows, within what was packed
+  MatrixView<const T> key;  // the rows that some lane sees
+  Strips<T> values;         // the same rows
+  // [vector][lane]: the first of the rows that a lane sees, and the end of them. Null where every
+  // lane sees all.
+  const T* begins = nullptr;
+  const T* ends = nullptr;
+  bool select = false;  // a hidden value may not be finite
 };
+
+// Which lanes of vector c see row `row` of a block. REQUIRES: it has begins and ends.
+template <typename T>
+HWY_INLINE hn::Mask<Tag<T>> Seen(const Block<T>& block, int c, int64_t row) {
+  const Tag<T> d;
+  const Vec<T> at = hn::Set(d, static_cast<T>(row));
+  return hn::And(hn::Ge(at, hn::Load(d, block.begins + c * LanesOf<T>())),
+                 hn::Lt(at, hn::Load(d, block.ends + c * LanesOf<T>())));
+}
 
 // output += weights of the block times its values.
 template <typename T, int kVectors, bool kSelect>
 HWY_INLINE void ValueProduct(const Block<T>& block, const T* weights, T* output) {
   constexpr int kStrips = TileStrips(kVectors);
   const Strips<T>& values = block.values;
+  const auto seen = [&](int c, int64_t row) HWY_ATTR {
+    if constexpr (kSelect) {
+      return Seen(block, c, row);
+    } else {
+      return kEverySeen;
+    }
+  };
   int64_t strip = 0;
   for (; strip + kStrips <= values.count; strip += kStrips) {
-    ValueTile<T, kVectors, kStrips, kSelect>(values, strip, block.key.rows, weights, block.limits,
-                                             output);
+    ValueTile<T, kVectors, kStrips>(values, strip, block.key.rows, weights, seen, output);
   }
   if constexpr (kStrips > 1) {
     for (; strip < values.count; ++strip) {
-      ValueTile<T, kVectors, 1, kSelect>(values, strip, block.key.rows, weights, block.limits,
-                                         output);
+      ValueTile<T, kVectors, 1>(values, strip, block.key.rows, weights, seen, output);
     }
   }
 }
@@ -121,13 +139,6 @@ HWY_NOINLINE void MoveReference(const Panel<T>& panel, const Vec<T> (&largest)[k
   ScaleLanes<T, kVectors>(weights, done, factors);
 }
 
-// Which lanes of vector c see row `row` of a block.
-template <typename T>
-HWY_INLINE hn::Mask<Tag<T>> Seen(const T* limits, int c, int64_t row) {
-  const Tag<T> d;
-  return hn::Lt(hn::Set(d, static_cast<T>(row)), hn::Load(d, limits + c * LanesOf<T>()));
-}
-
 // Scores that a lane does not see become -infinity. first: the tile's first key within the block.
 template <typename T, int kVectors, int kKeys>
 HWY_INLINE void Hide(const Block<T>& block, int64_t first, Vec<T> (&scores)[kKeys][kVectors]) {
@@ -136,8 +147,8 @@ HWY_INLINE void Hide(const Block<T>& block, int64_t first, Vec<T> (&scores)[kKey
     for (int c = 0; c < kVectors; ++c) {
       if (first + i >= block.key.rows) {
         scores[i][c] = hidden;
-      } else if (block.limits != nullptr) {
-        scores[i][c] = hn::IfThenElse(Seen(block.limits, c, first + i), scores[i][c], hidden);
+      } else if (block.ends != nullptr) {
+        scores[i][c] = hn::IfThenElse(Seen(block, c, first + i), scores[i][c], hidden);
       }
     }
   }
@@ -200,7 +211,7 @@ HWY_INLINE void PanelBlock(const Panel<T>& panel, const Block<T>& block, T* weig
       if (kExponentiateBeside || waiting >= kExponentiateKeys) finish(j);
       ScoreTile<T, kVectors, kKeys, 0>(panel.query, keys, width, scores, [](int) {});
     }
-    if (block.limits != nullptr || j + kKeys > block.key.rows) Hide(block, j, scores);
+    if (block.ends != nullptr || j + kKeys > block.key.rows) Hide(block, j, scores);
     for (int first = 0; first < kKeys; first += kDecision) {
       Vec<T> largest[kVectors];
       auto any = hn::Lt(none, none);
@@ -279,7 +290,8 @@ HWY_INLINE void PanelWeights(const Panel<T>& panel, const Block<T>& block, T* we
       const Vec<T> inverse = hn::Load(d, panel.total_sum + c * kLanes);
       for (int i = 0; i < kKeys; ++i) {
         Vec<T> w = hn::Mul(Exp2(d, scores[i][c], reference), inverse);
-        if (block.limits != nullptr) w = hn::IfThenElseZero(Seen(block.limits, c, j + i), w);
+        w = hn::IfThenElse(hn::Eq(w, w), w, hn::Set(d, std::numeric_limits<T>::quiet_NaN()));
+        if (block.ends != nullptr) w = hn::IfThenElseZero(Seen(block, c, j + i), w);
         hn::Store(w, d, weights + ((j + i) * kVectors + c) * kLanes);
       }
     }

@@ -39,12 +39,22 @@ constexpr int64_t kMostCopiedBytes = int64_t{64} << 20;
 // Tokens of a task that copies.
 constexpr int64_t kCopiedTokens = 64;
 
+// The keys that some query sees end here.
+int64_t SeenKeys(const Problem& p) {
+  int64_t seen = 0;
+  for (int64_t batch = 0; batch < p.batch && p.queries > 0; ++batch) {
+    seen = std::max(seen, p.VisibleKeys(batch, p.queries - 1).end);
+    if (p.key_lengths.empty()) break;  // every batch is the same
+  }
+  return seen;
+}
+
 // Elements of such a copy of keys or values; 0 where they are read from where they lie.
 template <typename T>
 int64_t CopiedElements(const Problem& p, int threads, int64_t width) {
   if (p.layout == Layout::kBhtd || p.kv_heads <= 1 || FusedFewQueries<T>(p)) return 0;
   const int64_t groups = p.heads / p.kv_heads * CeilDiv(p.queries, GroupRows<T>(p, threads));
-  const int64_t tokens = SaturatingProduct({p.batch, p.kv_heads, p.keys});
+  const int64_t tokens = SaturatingProduct({p.batch, p.kv_heads, SeenKeys(p)});
   const int64_t bytes = SaturatingProduct(
       {tokens, SaturatingSum({p.width, p.value_width}), static_cast<int64_t>(sizeof(T))});
   return groups > kGroupsUncopied && bytes <= kMostCopiedBytes ? SaturatingProduct({tokens, width})
@@ -104,6 +114,7 @@ class FusedJob {
         threads_(resources.threads),
         segments_(Segments(problem)),
         group_heads_(problem.kv_heads == 0 ? 0 : problem.heads / problem.kv_heads),
+        seen_(SeenKeys(problem)),
         copies_(CopiedElements<T>(problem, resources.threads, 1) > 0),
         scratch_(resources.threads) {}
 
@@ -119,13 +130,13 @@ class FusedJob {
 
   // Puts a few tokens' keys and values where those of a head follow each other.
   int64_t CopyTiles() const {
-    return copies_ ? SaturatingProduct({problem_.batch, CeilDiv(problem_.keys, kCopiedTokens)}) : 0;
+    return copies_ ? SaturatingProduct({problem_.batch, CeilDiv(seen_, kCopiedTokens)}) : 0;
   }
   void Copy(int64_t tile) {
-    const int64_t blocks = CeilDiv(problem_.keys, kCopiedTokens);
+    const int64_t blocks = CeilDiv(seen_, kCopiedTokens);
     const int64_t batch = tile / blocks;
     const int64_t first = tile % blocks * kCopiedTokens;
-    const int64_t count = std::min(kCopiedTokens, problem_.keys - first);
+    const int64_t count = std::min(kCopiedTokens, seen_ - first);
     const auto copy = [&](const TensorView<const T>& from, const TensorView<T>& to) {
       for (int64_t head = 0; head < problem_.kv_heads; ++head) {
         const MatrixView<const T> rows = from.Head(batch, head).Rows(first, count);
@@ -146,9 +157,11 @@ class FusedJob {
     FusedGroup<T> group = GroupOf(queries[tile]);
     if (tile >= threads_) {
       const FusedGroup<T> next = GroupOf(queries[tile - threads_]);
+      const KeyRange seen =
+          problem_.VisibleKeysOfAny(next.batch, next.first_query, next.query.rows);
       group.next_query = next.query;
-      group.next_key = next.key;
-      group.next_value = next.value;
+      group.next_key = next.key.Rows(seen.begin, seen.size());
+      group.next_value = next.value.Rows(seen.begin, seen.size());
     }
     FusedForward(group, (*scratch)->kernel.data(), *context.stop);
     return absl::OkStatus();
@@ -171,6 +184,7 @@ class FusedJob {
     const int64_t kv_head = keys % problem_.kv_heads;
     FusedRows<T> rows;
     rows.problem = &problem_;
+    rows.batch = batch;
     rows.key = tensors_.key.Head(batch, kv_head);
     rows.value = tensors_.value.Head(batch, kv_head);
     rows.count = std::min(kFusedMostRows, RowsOfKeys() - first);
@@ -249,6 +263,7 @@ class FusedJob {
     const int64_t row = (batch * problem_.heads + head) * problem_.queries + first;
     FusedGroup<T> group;
     group.problem = &problem_;
+    group.batch = batch;
     group.first_query = first;
     group.query = tensors_.query.Head(batch, head).Rows(first, count);
     const int64_t kv_head = problem_.KvHead(head);
@@ -265,7 +280,7 @@ class FusedJob {
 
   template <typename Element>
   TensorView<Element> CopyOf(const Buffer<T>& copy, int64_t width) const {
-    return {copy.data(), Layout::kBhtd, problem_.kv_heads, problem_.keys, width};
+    return {copy.data(), Layout::kBhtd, problem_.kv_heads, seen_, width};
   }
   // As the forward sweep reads them.
   TensorView<const T> Keys() const {
@@ -309,11 +324,12 @@ class FusedJob {
   const int threads_;
   const int64_t segments_;
   const int64_t group_heads_;  // query heads that share a head of keys
-  const bool copies_;          // keys and values are copied first
+  const int64_t seen_;         // keys up to the last that some query sees
+  const bool copies_;          // those are copied first
   PerWorker<Scratch<T>> scratch_;
   Buffer<T> states_;      // (B, H, Tq, segments, FusedStateElements)
-  Buffer<T> key_copy_;    // (B, Hkv, Tk, D)
-  Buffer<T> value_copy_;  // (B, Hkv, Tk, Dv)
+  Buffer<T> key_copy_;    // (B, Hkv, seen_, D)
+  Buffer<T> value_copy_;  // (B, Hkv, seen_, Dv)
   RowStates<T> rows_;
 };
 

@@ -41,7 +41,7 @@ struct RowState {
   T* output = nullptr;  // [dimension]
   T* block = nullptr;   // [dimension]: the block's own sums
   T* scores = nullptr;  // [key of a run]; weights once the row was absorbed
-  int64_t visible = 0;  // keys it sees, from the problem's first on
+  KeyRange visible;     // keys it sees
 };
 
 // scores[row][key] of kKeyVectors vectors of keys: chains of fma over d. queries: scaled. ahead:
@@ -91,18 +91,20 @@ HWY_INLINE void ScaleArray(T* array, int64_t count, T factor) {
   for (int64_t i = 0; i < count; ++i) array[i] *= factor;
 }
 
-// Turns a row's scores of a block, `count` of them, into weights, and moves its reference and sums.
+// Turns a row's scores of a block into weights, and moves its reference and sums. seen: which of
+// the block's keys the row sees.
 template <typename T>
-HWY_INLINE void AbsorbRow(const RowState<T>& row, T* scores, int64_t count, int64_t value_width) {
+HWY_INLINE void AbsorbRow(const RowState<T>& row, T* scores, KeyRange seen, int64_t value_width) {
   const hn::CappedTag<T, kDecision> d;
   constexpr int kStep = static_cast<int>(hn::MaxLanes(d));
   const hn::CappedTag<T, 1> one;
-  for (int64_t j = count; j % kDecision != 0; ++j) {
-    scores[j] = -std::numeric_limits<T>::infinity();
-  }
+  const int64_t begin = seen.begin / kDecision * kDecision;
+  const int64_t end = seen.end;
+  std::fill(scores + begin, scores + seen.begin, -std::numeric_limits<T>::infinity());
+  for (int64_t j = end; j % kDecision != 0; ++j) scores[j] = -std::numeric_limits<T>::infinity();
   T reference = *row.reference;
   T block_sum = 0;
-  for (int64_t j = 0; j < count; j += kDecision) {
+  for (int64_t j = begin; j < end; j += kDecision) {
     T largest = -std::numeric_limits<T>::infinity();
     for (int i = 0; i < kDecision; ++i) largest = std::max(largest, scores[j + i]);
     if (HWY_UNLIKELY(largest - reference > kThreshold)) {
@@ -112,7 +114,7 @@ HWY_INLINE void AbsorbRow(const RowState<T>& row, T* scores, int64_t count, int6
       *row.sum *= factor;
       block_sum *= factor;
       ScaleArray(row.output, value_width, factor);
-      ScaleArray(scores, j, factor);
+      ScaleArray(scores + begin, j - begin, factor);
     }
     for (int i = 0; i < kDecision; i += kStep) {
       const auto w = Exp2(d, hn::LoadU(d, scores + j + i), hn::Set(d, reference));
@@ -187,28 +189,36 @@ HWY_INLINE void RunScores(const RowState<T>* rows, int64_t count, const T* const
 template <typename T>
 HWY_INLINE void RunValues(const RowState<T>* rows, int64_t count, const MatrixView<const T>& value,
                           int64_t first, int64_t in_run, PrefetcherToL1<T>& next) {
-  const auto seen = [&](int64_t r) {
-    return std::clamp<int64_t>(rows[r].visible - first, 0, value.rows);
-  };
+  KeyRange seen[kFusedMostRows];
+  KeyRange by_all = {0, value.rows};
   for (int64_t r = 0; r < count; ++r) {
-    AbsorbRow(rows[r], rows[r].scores + in_run, seen(r), value.columns);
+    const auto within = [&](int64_t key) {
+      return std::clamp<int64_t>(key - first, 0, value.rows);
+    };
+    seen[r] = {within(rows[r].visible.begin), within(rows[r].visible.end)};
+    by_all = {std::max(by_all.begin, seen[r].begin), std::min(by_all.end, seen[r].end)};
+    AbsorbRow(rows[r], rows[r].scores + in_run, seen[r], value.columns);
     std::fill_n(rows[r].block, value.columns, T{0});
   }
   constexpr int64_t kKeys = 4;
-  int64_t all = value.rows;
-  for (int64_t r = 0; r < count; ++r) all = std::min(all, seen(r));
   const int64_t lines = PrefetcherToL1<T>::Lines(value.columns);
   int64_t j = 0;
-  for (; j + kKeys <= all; j += kKeys) {
+  const auto one_by_one = [&](int64_t end) HWY_ATTR {
+    for (; j < end; ++j) {
+      next.Step(lines);
+      for (int64_t r = 0; r < count; ++r) {
+        if (seen[r].begin <= j && j < seen[r].end) {
+          KeyValues<T, 1>(rows + r, 1, value, j, in_run);
+        }
+      }
+    }
+  };
+  one_by_one(std::min(by_all.begin, value.rows));
+  for (; j + kKeys <= by_all.end; j += kKeys) {
     next.Step(kKeys * lines);
     KeyValues<T, kKeys>(rows, count, value, j, in_run);
   }
-  for (; j < value.rows; ++j) {
-    next.Step(lines);
-    for (int64_t r = 0; r < count; ++r) {
-      if (j < seen(r)) KeyValues<T, 1>(rows + r, 1, value, j, in_run);
-    }
-  }
+  one_by_one(value.rows);
   for (int64_t r = 0; r < count; ++r) {
     for (int64_t x = 0; x < value.columns; ++x) rows[r].output[x] += rows[r].block[x];
   }
@@ -228,7 +238,7 @@ int64_t RowsScratchElements(const Problem& problem) {
 }
 
 template <typename T>
-void RowsSegmentImpl(const FusedRows<T>& group, int64_t begin, T* scratch,
+void RowsSegmentImpl(const FusedRows<T>& group, int64_t segment, T* scratch,
                      const std::atomic<bool>& stop, T* states) {
   const Problem& problem = *group.problem;
   const T scale = static_cast<T>(problem.ScaleLog2());
@@ -236,7 +246,7 @@ void RowsSegmentImpl(const FusedRows<T>& group, int64_t begin, T* scratch,
   const int64_t value_width = problem.value_width;
   RowState<T> rows[kFusedMostRows];
   const T* queries[kFusedMostRows];
-  int64_t end = begin;
+  KeyRange keys{segment + kFusedSegment, segment};  // from the first that some row sees to the last
   for (int64_t r = 0; r < group.count; ++r) {
     T* const query = scratch;
     for (int64_t x = 0; x < width; ++x) query[x] = scale * group.query[r][x];
@@ -247,19 +257,22 @@ void RowsSegmentImpl(const FusedRows<T>& group, int64_t begin, T* scratch,
     rows[r].output = state + 2;
     rows[r].block = query + width;
     rows[r].scores = rows[r].block + value_width;
-    rows[r].visible = problem.VisibleKeys(group.index[r]).end;
+    rows[r].visible = problem.VisibleKeys(group.batch, group.index[r]);
     scratch = rows[r].scores + RunElements<T>(problem);
     *rows[r].reference = NoReference<T>();
     *rows[r].sum = 0;
     std::fill_n(rows[r].output, value_width, T{0});
-    end = std::max(end, rows[r].visible);
+    if (rows[r].visible.size() == 0) continue;
+    keys = {std::min(keys.begin, rows[r].visible.begin), std::max(keys.end, rows[r].visible.end)};
   }
-  end = std::min(end, begin + kFusedSegment);
+  // From whole blocks on: a block's sums are one chain.
+  const int64_t begin = std::max(segment, keys.begin / kFusedBlock * kFusedBlock);
+  const int64_t end = std::min(keys.end, segment + kFusedSegment);
   PrefetcherToL1<T> next;
   for (int64_t run = begin; run < end; run += kRunKeys) {
-    const int64_t keys = std::min(kRunKeys, end - run);
-    next.Add(group.key.Rows(run, keys));
-    next.Add(group.value.Rows(run, keys));
+    const int64_t count = std::min(kRunKeys, end - run);
+    next.Add(group.key.Rows(run, count));
+    next.Add(group.value.Rows(run, count));
   }
   next.Step(kReadAhead / 64);
   for (int64_t run = begin; run < end; run += kRunKeys) {
@@ -267,8 +280,8 @@ void RowsSegmentImpl(const FusedRows<T>& group, int64_t begin, T* scratch,
     if (stop.load(std::memory_order_relaxed)) return;
     RunScores(rows, group.count, queries, group.key.Rows(run, run_end - run), next);
     for (int64_t first = run; first < run_end; first += kFusedBlock) {
-      const int64_t keys = std::min(kFusedBlock, run_end - first);
-      RunValues(rows, group.count, group.value.Rows(first, keys), first, first - run, next);
+      const int64_t in_block = std::min(kFusedBlock, run_end - first);
+      RunValues(rows, group.count, group.value.Rows(first, in_block), first, first - run, next);
     }
   }
 }
@@ -302,7 +315,7 @@ void FinishRowImpl(const T* states, int64_t segments, int64_t stride, const Fuse
   }
   const T inverse = sum == 0 ? T{0} : 1 / sum;
   for (int64_t x = 0; x < to.value_width; ++x) {
-    const T element = to.output[x] * inverse;
+    const T element = (to.output[x] + 0) * inverse;
     to.output[x] = element == element ? element : std::numeric_limits<T>::quiet_NaN();
   }
   if (to.reference != nullptr) *to.reference = reference;

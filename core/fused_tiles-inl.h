@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <limits>
 #include <numbers>
+#include <type_traits>
 
 #include "core/checked_math.h"
 #include "core/exp2-inl.h"
@@ -159,12 +160,17 @@ struct Strips {
   int64_t key_stride = 0;  // elements from one key to the next
 };
 
+// Said by a ValueTile's `seen` where every lane sees every key.
+struct EverySeen {};
+inline constexpr EverySeen kEverySeen;
+
 // output += the chains over `rows` keys of weights and kStrips strips of values, from strip `first`
-// on. weights: [key][vector][lane], output: [dimension][vector][lane]. kSelect: only the keys
-// before a lane's limit count; the others' values may be NaN.
-template <typename T, int kVectors, int kStrips, bool kSelect>
+// on. weights: [key][vector][lane], output: [dimension][vector][lane]. seen(vector, key): the mask
+// of the lanes for which a key counts, or kEverySeen; the others' values may be NaN.
+template <typename T, int kVectors, int kStrips, class Seen>
 HWY_INLINE void ValueTile(const Strips<T>& strips, int64_t first, int64_t rows,
-                          const T* HWY_RESTRICT weights, const T* limits, T* HWY_RESTRICT output) {
+                          const T* HWY_RESTRICT weights, const Seen& seen, T* HWY_RESTRICT output) {
+  constexpr bool kSelect = !std::is_same_v<decltype(seen(0, 0)), EverySeen>;
   constexpr int kDims = kStrips * kStrip;
   const Tag<T> d;
   constexpr int64_t kLanes = LanesOf<T>();
@@ -183,8 +189,7 @@ HWY_INLINE void ValueTile(const Strips<T>& strips, int64_t first, int64_t rows,
       for (int c = 0; c < kVectors; ++c) {
         const Vec<T> next = hn::MulAdd(v, w[c], sums[i][c]);
         if constexpr (kSelect) {
-          const auto seen = hn::Lt(hn::Set(d, static_cast<T>(j)), hn::Load(d, limits + c * kLanes));
-          sums[i][c] = hn::IfThenElse(seen, next, sums[i][c]);
+          sums[i][c] = hn::IfThenElse(seen(c, j), next, sums[i][c]);
         } else {
           sums[i][c] = next;
         }

@@ -5,6 +5,7 @@
 #include <limits>
 #include <numbers>
 
+#include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
@@ -82,18 +83,66 @@ bool ScaleFits(double scale, DType dtype) {
                                   : std::isfinite(static_cast<float>(scale_log2));
 }
 
+// Larger sides of a window show no more keys, and would overflow a position.
+constexpr int64_t kWidestSide = int64_t{1} << 40;
+
+absl::Status CheckSide(absl::string_view name, const std::optional<int64_t>& side) {
+  if (!side.has_value() || *side >= 0) return absl::OkStatus();
+  return InvalidField(absl::StrCat("options.window.", name),
+                      absl::StrCat("is ", *side, ", must be 0 or more"));
+}
+
+// Which keys a query sees.
+absl::Status ApplyVisibility(const AttendOptions& options, Problem& problem) {
+  const Window window = options.window.value_or(Window{});
+  for (absl::Status status : {CheckSide("left", window.left), CheckSide("right", window.right)}) {
+    if (!status.ok()) return status;
+  }
+  const auto narrowed = [](std::optional<int64_t> side) {
+    return side.has_value() ? std::optional(std::min(*side, kWidestSide)) : side;
+  };
+  const auto lengths = static_cast<int64_t>(options.key_lengths.size());
+  if (lengths != 0 && lengths != problem.batch) {
+    return InvalidField("options.key_lengths", absl::StrCat("has ", lengths, " entries, must have ",
+                                                            problem.batch, " (one a batch)"));
+  }
+  for (int64_t batch = 0; batch < lengths; ++batch) {
+    const int64_t length = options.key_lengths[batch];
+    if (length >= 0 && length <= problem.keys) continue;
+    return InvalidField(
+        absl::StrCat("options.key_lengths[", batch, "]"),
+        absl::StrCat("is ", length, ", must be 0 to ", problem.keys, " (the key's tokens)"));
+  }
+  problem.window = {narrowed(window.left), narrowed(window.right)};
+  problem.key_lengths = options.key_lengths;
+  problem.causal = options.causal;
+  return absl::OkStatus();
+}
+
+// Keys of a batch that are there at all.
+int64_t KeysOf(const Problem& problem, int64_t batch) {
+  return problem.key_lengths.empty() ? problem.keys : problem.key_lengths[batch];
+}
+
+// How many keys after its own a query sees.
+std::optional<int64_t> RightOf(const Problem& problem) {
+  return problem.causal == Causal::kNone ? problem.window.right : 0;
+}
+
+// The sum of min(max(i + c, 0), limit) over 0 <= i < n: 0, then one more at a time, then the limit.
+absl::int128 SumOfClamped(int64_t c, int64_t limit, int64_t n) {
+  const int64_t grows = std::clamp<int64_t>(-c, 0, n);
+  const int64_t flat = std::clamp<int64_t>(limit - c, grows, n);
+  const absl::int128 first = absl::int128{grows} + c;
+  const absl::int128 last = absl::int128{flat} - 1 + c;
+  return (first + last) * (flat - grows) / 2 + absl::int128{n - flat} * limit;
+}
+
 absl::Status CheckUnsupportedOptions(const AttendOptions& options) {
   const auto refuse = [](absl::string_view field) {
     return UnsupportedField(absl::StrCat("options.", field), "is not served by this version");
   };
-  if (options.causal == Causal::kBottomRight) {
-    return UnsupportedField("options.causal",
-                            "is BOTTOM_RIGHT, which is not served by this version; send NONE or "
-                            "TOP_LEFT");
-  }
   if (options.mask.has_value()) return refuse("mask");
-  if (!options.key_lengths.empty()) return refuse("key_lengths");
-  if (options.window.has_value()) return refuse("window");
   if (options.softcap != 0) return refuse("softcap");
   if (!options.alibi_slopes.empty()) return refuse("alibi_slopes");
   if (!options.sinks.empty()) return refuse("sinks");
@@ -102,29 +151,42 @@ absl::Status CheckUnsupportedOptions(const AttendOptions& options) {
 
 }  // namespace
 
-KeyRange Problem::VisibleKeys(int64_t query) const { return VisibleKeysOfAny(query, 1); }
-
-KeyRange Problem::VisibleKeysOfAny(int64_t first, int64_t count) const {
-  if (causal == Causal::kNone) return {0, keys};
-  return {0, std::min(keys, first + count)};
+int64_t Problem::Offset(int64_t batch_index) const {
+  return causal == Causal::kBottomRight ? KeysOf(*this, batch_index) - queries : 0;
 }
 
-Visibility Problem::Ask(int64_t first, int64_t count, KeyRange range) const {
-  // Visible ranges only grow with the query: the first row sees least, the last most.
-  const KeyRange least = VisibleKeys(first);
-  const KeyRange most = VisibleKeys(first + count - 1);
-  if (range.begin >= most.end || range.end <= least.begin) return Visibility::kNone;
-  if (range.begin >= least.begin && range.end <= least.end) return Visibility::kAll;
+KeyRange Problem::VisibleKeys(int64_t batch_index, int64_t query) const {
+  const int64_t seen = KeysOf(*this, batch_index);
+  const int64_t position = query + Offset(batch_index);
+  const std::optional<int64_t> left = window.left;
+  const std::optional<int64_t> right = RightOf(*this);
+  return {left.has_value() ? std::clamp<int64_t>(position - *left, 0, seen) : 0,
+          right.has_value() ? std::clamp<int64_t>(position + *right + 1, 0, seen) : seen};
+}
+
+KeyRange Problem::VisibleKeysOfAny(int64_t batch_index, int64_t first, int64_t count) const {
+  return {VisibleKeys(batch_index, first).begin, VisibleKeys(batch_index, first + count - 1).end};
+}
+
+Visibility Problem::Ask(int64_t batch_index, int64_t first, int64_t count, KeyRange range) const {
+  // The first row sees the first keys, the last row the last.
+  const KeyRange low = VisibleKeys(batch_index, first);
+  const KeyRange high = VisibleKeys(batch_index, first + count - 1);
+  if (std::max(range.begin, low.begin) >= std::min(range.end, high.end)) return Visibility::kNone;
+  if (range.begin >= high.begin && range.end <= low.end) return Visibility::kAll;
   return Visibility::kMixed;
 }
 
-int64_t Problem::VisiblePairs() const {
-  if (causal == Causal::kNone) return SaturatingProduct({queries, keys});
-  // Rows 0 .. n-1 see 1 .. n keys, the rows after them all keys.
-  const int64_t n = std::min(queries, keys);
-  const int64_t triangle =
-      n % 2 == 0 ? SaturatingProduct({n / 2, n + 1}) : SaturatingProduct({n, n / 2 + 1});
-  return SaturatingSum({triangle, SaturatingProduct({queries - n, keys})});
+int64_t Problem::VisiblePairs(int64_t batch_index) const {
+  const int64_t seen = KeysOf(*this, batch_index);
+  const int64_t offset = Offset(batch_index);
+  const std::optional<int64_t> left = window.left;
+  const std::optional<int64_t> right = RightOf(*this);
+  const absl::int128 ends = right.has_value() ? SumOfClamped(offset + *right + 1, seen, queries)
+                                              : absl::int128{queries} * seen;
+  const absl::int128 begins = left.has_value() ? SumOfClamped(offset - *left, seen, queries) : 0;
+  return static_cast<int64_t>(
+      std::min<absl::int128>(ends - begins, std::numeric_limits<int64_t>::max()));
 }
 
 absl::Status CheckTensor(absl::string_view name, const TensorSpec& spec, int64_t rank) {
@@ -189,13 +251,13 @@ absl::Status ApplyOptions(const AttendOptions& options, Problem& problem) {
                         absl::StrCat("is ", *options.scale, ", must fit ", NameOf(problem.dtype),
                                      " with room to spare"));
   }
+  if (absl::Status status = ApplyVisibility(options, problem); !status.ok()) return status;
   if (absl::Status status = CheckUnsupportedOptions(options); !status.ok()) return status;
   problem.path = options.path;
   problem.layout = options.layout;
   // Where D is 0 every score is an empty sum, and any finite scale gives uniform weights.
   const double width = static_cast<double>(std::max<int64_t>(problem.width, 1));
   problem.scale = options.scale.value_or(1 / std::sqrt(width));
-  problem.causal = options.causal;
   problem.return_weights = options.return_weights;
   problem.return_logsumexp = options.return_logsumexp;
   problem.return_key_sums = options.return_key_sums;

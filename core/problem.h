@@ -62,7 +62,7 @@ struct KeyRange {
   int64_t size() const { return end - begin; }
 };
 
-// What a block of queries sees of a block of keys.
+// What a block of queries of one batch sees of a block of keys.
 enum class Visibility { kNone, kAll, kMixed };
 
 // A checked problem: every size is 0 or more, every tensor's element count fits int64_t.
@@ -79,6 +79,8 @@ struct Problem {
   int64_t value_width = 0;
   double scale = 1;
   Causal causal = Causal::kNone;
+  std::vector<int64_t> key_lengths;  // one a batch, or none
+  Window window;
   bool return_weights = false;
   bool return_logsumexp = false;
   bool return_key_sums = false;
@@ -86,16 +88,20 @@ struct Problem {
   // The key head that query head `head` reads. REQUIRES: heads > 0.
   int64_t KvHead(int64_t head) const { return head / (heads / kv_heads); }
 
-  // The keys that query `query` sees; an empty range is {0, 0}. REQUIRES: 0 <= query < queries.
-  KeyRange VisibleKeys(int64_t query) const;
-  // The keys that any of the queries first .. first + count - 1 sees. REQUIRES: count > 0.
-  KeyRange VisibleKeysOfAny(int64_t first, int64_t count) const;
+  // Query i stands at key i + Offset(batch_index).
+  int64_t Offset(int64_t batch_index) const;
+  // The keys that query `query` sees; an empty range has begin == end. Both ends only grow with the
+  // query. REQUIRES: 0 <= query < queries.
+  KeyRange VisibleKeys(int64_t batch_index, int64_t query) const;
+  // The keys between the first and the last that any of the queries first .. first + count - 1
+  // sees. REQUIRES: count > 0.
+  KeyRange VisibleKeysOfAny(int64_t batch_index, int64_t first, int64_t count) const;
   // The one question a tile asks. REQUIRES: count > 0.
-  Visibility Ask(int64_t first, int64_t count, KeyRange keys) const;
+  Visibility Ask(int64_t batch_index, int64_t first, int64_t count, KeyRange keys) const;
   // The factor of a raw score in the exponent of 2: e^(scale * s) = 2^(ScaleLog2() * s).
   double ScaleLog2() const { return scale * std::numbers::log2e; }
-  // (query, key) pairs visible in one head; saturates at 2^63 - 1.
-  int64_t VisiblePairs() const;
+  // (query, key) pairs visible in one head of a batch; saturates at 2^63 - 1.
+  int64_t VisiblePairs(int64_t batch_index) const;
 };
 
 // Checks one tensor's sizes. Returns INVALID_ARGUMENT naming `name`.shape[i] where a size is

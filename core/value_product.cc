@@ -32,14 +32,15 @@ absl::StatusOr<Buffer<T>> FinitePart(const MatrixView<const T>& value, Workspace
 
 // Adds what FinitePart left out to the rows that see it.
 template <typename T>
-void AddRest(const Problem& problem, int64_t first_query, KeyRange keys,
-             MatrixView<const T> weights, MatrixView<const T> value, MatrixView<T> output) {
+void AddRest(const Problem& problem, const WeightsPart& part, MatrixView<const T> weights,
+             MatrixView<const T> value, MatrixView<T> output) {
   for (int64_t key = 0; key < value.rows; ++key) {
     const T* const from = value.Row(key);
     if (AllFinite(from, value.columns)) continue;
     for (int64_t row = 0; row < weights.rows; ++row) {
-      const KeyRange seen = problem.VisibleKeys(first_query + row);
-      if (keys.begin + key < seen.begin || keys.begin + key >= seen.end) continue;
+      const KeyRange seen = problem.VisibleKeys(part.batch, part.first_query + row);
+      const int64_t position = part.keys.begin + key;
+      if (position < seen.begin || position >= seen.end) continue;
       for (int64_t column = 0; column < value.columns; ++column) {
         if (!std::isfinite(from[column])) {
           output.Row(row)[column] += weights.Row(row)[key] * from[column];
@@ -52,11 +53,11 @@ void AddRest(const Problem& problem, int64_t first_query, KeyRange keys,
 }  // namespace
 
 template <typename T>
-absl::Status ValueProduct(const Problem& problem, int64_t first_query, KeyRange keys,
+absl::Status ValueProduct(const Problem& problem, const WeightsPart& part,
                           MatrixView<const T> weights, MatrixView<const T> value,
                           MatrixView<T> output, bool accumulate, Workspace& workspace) {
   if (weights.rows == 0) return absl::OkStatus();
-  const Visibility visibility = problem.Ask(first_query, weights.rows, keys);
+  const Visibility visibility = problem.Ask(part.batch, part.first_query, weights.rows, part.keys);
   if (visibility == Visibility::kAll || AllRowsFinite(value)) {
     return Gemm(weights, value, Transpose::kNo, output, accumulate);
   }
@@ -64,13 +65,13 @@ absl::Status ValueProduct(const Problem& problem, int64_t first_query, KeyRange 
   if (!finite.ok()) return finite.status();
   const MatrixView<const T> finite_view{finite->data(), value.rows, value.columns, value.columns};
   absl::Status status = Gemm(weights, finite_view, Transpose::kNo, output, accumulate);
-  if (status.ok()) AddRest(problem, first_query, keys, weights, value, output);
+  if (status.ok()) AddRest(problem, part, weights, value, output);
   return status;
 }
 
-template absl::Status ValueProduct(const Problem&, int64_t, KeyRange, MatrixView<const float>,
+template absl::Status ValueProduct(const Problem&, const WeightsPart&, MatrixView<const float>,
                                    MatrixView<const float>, MatrixView<float>, bool, Workspace&);
-template absl::Status ValueProduct(const Problem&, int64_t, KeyRange, MatrixView<const double>,
+template absl::Status ValueProduct(const Problem&, const WeightsPart&, MatrixView<const double>,
                                    MatrixView<const double>, MatrixView<double>, bool, Workspace&);
 
 }  // namespace attendant::core

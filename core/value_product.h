@@ -11,17 +11,24 @@
 
 namespace attendant::core {
 
+// Which part of the scores some weights are: queries from `first_query` on, against `keys`.
+struct WeightsPart {
+  int64_t batch = 0;
+  int64_t first_query = 0;
+  KeyRange keys;
+};
+
 // output = weights * value, or += where accumulate.
-//   weights  (rows, keys.size()): the softmax weights of queries first_query .. first_query + rows
-//   - 1 value    (keys.size(), Dv): the rows of one head's value that belong to `keys` output
-//   (rows, Dv)
+//   weights  (rows, part.keys.size())
+//   value    (part.keys.size(), Dv): the rows of one head's value that belong to part.keys
+//   output   (rows, Dv)
 // A hidden position does not take part at all: its weight is 0, but 0 times a NaN or an infinity in
 // value would not be. A row that does not see such a value has the same bits as without it.
 // workspace: used for a copy of value where some positions are hidden and a value is not finite.
 // Returns INTERNAL where the matrix library refuses, RESOURCE_EXHAUSTED where the copy does not
 // fit. REQUIRES: weights are 0 at hidden positions.
 template <typename T>
-absl::Status ValueProduct(const Problem& problem, int64_t first_query, KeyRange keys,
+absl::Status ValueProduct(const Problem& problem, const WeightsPart& part,
                           MatrixView<const T> weights, MatrixView<const T> value,
                           MatrixView<T> output, bool accumulate, Workspace& workspace);
 

@@ -113,6 +113,20 @@ void AddCallOptions(CLI::App& call, CallArguments& arguments) {
                          {"top-left", v1::CAUSAL_TOP_LEFT},
                          {"bottom-right", v1::CAUSAL_BOTTOM_RIGHT}},
                         [&](v1::Causal causal) { arguments.options.set_causal(causal); });
+  call.add_option_function<std::vector<int64_t>>(
+          "--key_lengths",
+          [&](const std::vector<int64_t>& lengths) {
+            arguments.options.mutable_key_lengths()->Assign(lengths.begin(), lengths.end());
+          },
+          "How many keys of each batch are real, separated by commas (all)")
+      ->delimiter(',')
+      ->type_name("N,...");
+  call.add_option_function<int64_t>(
+      "--window_left", [&](int64_t keys) { arguments.options.mutable_window()->set_left(keys); },
+      "Keys before its own that a query sees (all)");
+  call.add_option_function<int64_t>(
+      "--window_right", [&](int64_t keys) { arguments.options.mutable_window()->set_right(keys); },
+      "Keys after its own that a query sees (all)");
   call.add_option_function<double>(
       "--scale", [&](double scale) { arguments.options.set_scale(scale); },
       "Factor of the scores (1/sqrt(width))");

@@ -148,6 +148,70 @@ TYPED_TEST(AttendTest, GroupsOfQueryHeadsShareAKeyHeadInBothLayouts) {
   }
 }
 
+// Which keys a query sees, in every combination.
+TYPED_TEST(AttendTest, MatchesTheOracleWhereSomeKeysAreSeen) {
+  const std::pair<int64_t, int64_t> all[] = {{1, 300}, {3, 70}, {130, 300}, {300, 130}, {70, 70}};
+  const Window windows[] = {{}, {0, 0}, {5, 2}, {std::nullopt, 0}, {64, std::nullopt}};
+  for (const auto& [queries, keys] : all) {
+    for (const Causal causal : {Causal::kNone, Causal::kTopLeft, Causal::kBottomRight}) {
+      for (const Window& window : windows) {
+        for (const bool shorter : {false, true}) {
+          AttendOptions options = ReturningAll(causal);
+          options.window = window;
+          if (shorter) options.key_lengths = {0, keys / 2 + 1, keys};
+          this->ExpectOracleOnRandom({.batch = 3,
+                                      .heads = 2,
+                                      .queries = queries,
+                                      .keys = keys,
+                                      .width = 3,
+                                      .value_width = 2},
+                                     options);
+        }
+      }
+    }
+  }
+}
+
+// One element a token, every live score equal: a row's output is the mean of the values it sees.
+template <typename T>
+void ExpectMeans(const Sizes& sizes, const AttendOptions& options, const std::vector<T>& values,
+                 const std::vector<double>& means, Scheduler& scheduler) {
+  const Problem problem = ProblemOf<T>(sizes, options);
+  SCOPED_TRACE(Describe(problem));
+  Inputs<T> inputs = RandomInputs<T>(problem, 1);
+  inputs.query.assign(inputs.query.size(), 0);
+  inputs.value = values;
+  for (const Path path : kBothPaths) {
+    EXPECT_TRUE(Near(Compute(On(path, problem), inputs, scheduler).output, means, 0, 1e-6))
+        << NameOf(path);
+  }
+}
+
+TYPED_TEST(AttendTest, CausalCountsFromTheTopLeftOrTheBottomRight) {
+  using T = typename TestFixture::Real;
+  const std::vector<T> values = {0, 1, 2, 3};
+  const Sizes one{.queries = 1, .keys = 4};
+  ExpectMeans<T>(one, Options(Causal::kTopLeft), values, {0}, this->scheduler_);
+  ExpectMeans<T>(one, Options(Causal::kBottomRight), values, {1.5}, this->scheduler_);
+  ExpectMeans<T>({.queries = 5, .keys = 2}, Options(Causal::kBottomRight), {2, 4}, {0, 0, 0, 2, 3},
+                 this->scheduler_);
+}
+
+TYPED_TEST(AttendTest, LengthsEndTheKeysOfEachBatch) {
+  using T = typename TestFixture::Real;
+  AttendOptions options;
+  options.key_lengths = {1, 3};
+  ExpectMeans<T>({.batch = 2, .keys = 3}, options, {1, 10, 100, 1, 10, 100}, {1, 37},
+                 this->scheduler_);
+}
+
+TYPED_TEST(AttendTest, AWindowCountsTheOthersOnEachSide) {
+  using T = typename TestFixture::Real;
+  AttendOptions options;
+  options.window = Window{1, 0};
+  ExpectMeans<T>({.queries = 3, .keys = 3}, options, {0, 3, 9}, {0, 1.5, 6}, this->scheduler_);
+}
+
 TYPED_TEST(AttendTest, TakesAnyFiniteScale) {
   for (const std::optional<double> scale : {std::optional<double>(), {0.0}, {-0.7}, {2.5}}) {
     AttendOptions options = ReturningAll(Causal::kTopLeft);
@@ -433,20 +497,29 @@ void FillRow(std::vector<T>& tensor, int64_t row, int64_t width, T poison) {
 }
 
 TYPED_TEST(AttendTest, KeysHiddenFromEveryQueryNeverShow) {
-  const Problem problem = ProblemOf<typename TestFixture::Real>(
-      {.heads = 2, .queries = 130, .keys = 300, .width = 8, .value_width = 5},
-      ReturningAll(Causal::kTopLeft));
-  const auto clean = RandomInputs<typename TestFixture::Real>(problem, 11);
-  for (const Path path : kBothPaths) {
-    SCOPED_TRACE(NameOf(path));
-    const auto expected = Compute(On(path, problem), clean, this->scheduler_);
-    for (const typename TestFixture::Real poison : Poisons<typename TestFixture::Real>()) {
-      auto poisoned = clean;
-      for (int64_t j = problem.queries; j < problem.keys; ++j) {
-        FillRow(poisoned.key, j, problem.width, poison);
-        FillRow(poisoned.value, j, problem.value_width, poison);
+  using T = typename TestFixture::Real;
+  AttendOptions short_length = ReturningAll();
+  short_length.key_lengths = {130};
+  AttendOptions window = ReturningAll(Causal::kBottomRight);
+  window.window = Window{20, std::nullopt};
+  for (const AttendOptions& options : {ReturningAll(Causal::kTopLeft), short_length, window}) {
+    const Problem problem = ProblemOf<T>(
+        {.heads = 2, .queries = 130, .keys = 300, .width = 8, .value_width = 5}, options);
+    const auto clean = RandomInputs<T>(problem, 11);
+    for (const Path path : kBothPaths) {
+      SCOPED_TRACE(Describe(On(path, problem)));
+      const auto expected = Compute(On(path, problem), clean, this->scheduler_);
+      for (const T poison : Poisons<T>()) {
+        auto poisoned = clean;
+        const KeyRange seen = problem.VisibleKeysOfAny(0, 0, problem.queries);
+        ASSERT_LT(seen.size(), problem.keys);
+        for (int64_t j = 0; j < problem.keys; ++j) {
+          if (seen.begin <= j && j < seen.end) continue;
+          FillRow(poisoned.key, j, problem.width, poison);
+          FillRow(poisoned.value, j, problem.value_width, poison);
+        }
+        ExpectSameBits(Compute(On(path, problem), poisoned, this->scheduler_), expected);
       }
-      ExpectSameBits(Compute(On(path, problem), poisoned, this->scheduler_), expected);
     }
   }
 }
@@ -672,7 +745,17 @@ class RandomProblems {
       s.value_width = Width();
       const int64_t pairs = s.batch * s.heads * s.queries * s.keys;
       if (pairs * (s.width + s.value_width + 8) > 1'500'000) continue;
-      AttendOptions options = Options(kBothCausal[Below(2)], kBothLayouts[Below(2)]);
+      constexpr Causal kCausal[] = {Causal::kNone, Causal::kTopLeft, Causal::kBottomRight};
+      AttendOptions options = Options(kCausal[Below(3)], kBothLayouts[Below(2)]);
+      if (Below(3) == 0) {
+        options.window.emplace();
+        if (Below(3) != 0) options.window->left = Below(s.keys + 2);
+        if (Below(3) != 0) options.window->right = Below(s.keys + 2);
+      }
+      for (int64_t b = 0; b < s.batch && Below(3) == 0; ++b) {
+        options.key_lengths.resize(s.batch, s.keys);
+        options.key_lengths[b] = Below(s.keys + 1);
+      }
       const std::optional<double> scales[] = {std::nullopt, std::nullopt, 0.0, -0.3, 1.0};
       options.scale = scales[Below(5)];
       options.return_weights = Below(2) == 0;

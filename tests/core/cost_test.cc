@@ -207,6 +207,8 @@ TEST(CostTest, EverythingSaturates) {
                      .width = huge,
                      .value_width = kMax,
                      .causal = causal,
+                     .key_lengths = {},
+                     .window = {},
                      .return_logsumexp = true,
                      .return_key_sums = true};
       head.d_model = huge;

@@ -3,8 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <numbers>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -155,6 +159,63 @@ TYPED_TEST(FusedPathTest, CausalRowsHaveTheBitsOfTheReference) {
   }
 }
 
+// Windows, lengths and offsets: where the keys a row sees begin within a block, a segment or a
+// group of four keys, and where rows see none.
+TYPED_TEST(FusedPathTest, RowsThatSeeSomeKeysHaveTheBitsOfTheReference) {
+  using T = typename TestFixture::Real;
+  struct Case {
+    Sizes sizes;
+    AttendOptions options;
+  };
+  std::vector<Case> cases;
+  const auto add = [&](const Sizes& sizes, Causal causal, Window window,
+                       std::vector<int64_t> lengths) {
+    AttendOptions options = Options(causal);
+    options.window = window;
+    options.key_lengths = std::move(lengths);
+    options.return_logsumexp = true;
+    cases.push_back({sizes, options});
+  };
+  for (const int64_t queries : {2, 45, 250}) {
+    const Sizes sizes{.batch = 2,
+                      .heads = 4,
+                      .kv_heads = 2,
+                      .queries = queries,
+                      .keys = 430,
+                      .width = 5,
+                      .value_width = 6};
+    add(sizes, Causal::kBottomRight, {}, {});
+    add(sizes, Causal::kBottomRight, {}, {31, 400});
+    add(sizes, Causal::kBottomRight, {7, std::nullopt}, {217, 5});
+    add(sizes, Causal::kTopLeft, {30, 9}, {});
+    add(sizes, Causal::kNone, {0, 0}, {430, 0});
+    add(sizes, Causal::kNone, {std::nullopt, 200}, {});
+    add(sizes, Causal::kNone, {}, {193, 2});
+  }
+  add({.queries = 60, .keys = 8300, .width = 2, .value_width = 3}, Causal::kBottomRight,
+      {300, std::nullopt}, {});
+  add({.queries = 1, .keys = 8300, .width = 2, .value_width = 3}, Causal::kBottomRight,
+      {4000, std::nullopt}, {8200});
+  add({.queries = 40, .keys = 20, .width = 2, .value_width = 3}, Causal::kBottomRight, {}, {});
+  for (const Case& c : cases) {
+    const Problem problem = ProblemOf<T>(c.sizes, c.options);
+    SCOPED_TRACE(Describe(problem));
+    const Inputs<T> inputs = MakeInputs<T>(problem, Kind::kWide, 4);
+    const std::vector<T> expected = ReferenceOf(problem, inputs).output;
+    AttendOptions weighed = c.options;
+    weighed.return_weights = weighed.return_key_sums = true;
+    this->ForEachScheduler([&](Scheduler& scheduler) {
+      const Results<T> results = Compute(problem, inputs, scheduler);
+      EXPECT_TRUE(SameBits(results.output, expected));
+      const Results<T> all = Compute(ProblemOf<T>(c.sizes, weighed), inputs, scheduler);
+      EXPECT_TRUE(SameBits(all.output, expected));
+      EXPECT_TRUE(SameBits(all.logsumexp, results.logsumexp));
+      EXPECT_TRUE(HiddenWeightsAreZero(problem, all.weights));
+    });
+    if (this->HasFailure()) return;
+  }
+}
+
 // From (B, H, T, D) to (B, T, H, D).
 template <typename T>
 std::vector<T> TokensFirst(std::vector<T> tensor, int64_t heads, int64_t tokens, int64_t width) {
@@ -289,9 +350,62 @@ TYPED_TEST(FusedPathTest, WorkspaceIsWhatTheCostSays) {
   }
 }
 
+// An output of -0 is 0: which of them a hidden key leaves depends on the company.
+TYPED_TEST(FusedPathTest, TheSignOfAZeroDoesNotDependOnTheCompany) {
+  using T = typename TestFixture::Real;
+  constexpr int64_t kKeys = kFusedSegment + 3 * kFusedBlock;
+  AttendOptions options = Options(Causal::kTopLeft);
+  options.scale = 1 / std::numbers::log2e;
+  const Problem problem = ProblemOf<T>({.queries = kKeys, .keys = kKeys}, options);
+  Inputs<T> inputs{std::vector<T>(kKeys, 1), {}, {}};
+  for (int64_t j = 0; j < kKeys; ++j) {
+    const int64_t late = j - kFusedSegment;
+    inputs.key.push_back(static_cast<T>((late < 0             ? 0
+                                         : late < kFusedBlock ? 400
+                                                              : 800) *
+                                        (sizeof(T) == 4 ? 1 : 8)));
+    inputs.value.push_back(late < kFusedBlock        ? T{-1}
+                           : late < kFusedBlock + 50 ? -std::numeric_limits<T>::denorm_min()
+                                                     : T{1});
+  }
+  const std::vector<T> expected = ReferenceOf(problem, inputs).output;
+  ASSERT_TRUE(std::any_of(expected.begin(), expected.end(), [](T x) { return x == 0; }));
+  this->ForEachScheduler([&](Scheduler& scheduler) {
+    EXPECT_TRUE(SameBits(Compute(problem, inputs, scheduler).output, expected));
+  });
+}
+
+// Of many NaNs it depends on the company which one a sum keeps: there is but one.
+TYPED_TEST(FusedPathTest, NaNsOfAnyPayloadGiveTheSameBits) {
+  using T = typename TestFixture::Real;
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  const Sizes sizes{.queries = 33, .keys = 300, .width = 3, .value_width = 2};
+  const Problem problem = ProblemOf<T>(sizes, ReturningAll());
+  Inputs<T> inputs = MakeInputs<T>(problem, Kind::kNormal, 6);
+  for (int64_t j = 0; j < problem.keys; j += 7) {
+    const Bits payload = static_cast<Bits>(j + 1);
+    inputs.key[j * 3 + j % 3] = std::bit_cast<T>(
+        static_cast<Bits>(std::bit_cast<Bits>(std::numeric_limits<T>::quiet_NaN()) | payload |
+                          (j % 2 == 0 ? Bits{1} << (8 * sizeof(T) - 1) : 0)));
+  }
+  const Results<T> together = Compute(problem, inputs, this->one_thread());
+  for (int64_t i = 0; i < problem.queries; ++i) {
+    Sizes one = sizes;
+    one.queries = 1;
+    const Results<T> alone =
+        Compute<T>(ProblemOf<T>(one, ReturningAll()),
+                   {Slice(inputs.query, i, 3), inputs.key, inputs.value}, this->one_thread());
+    EXPECT_TRUE(SameBits(alone.output, Slice(together.output, i, 2)));
+    EXPECT_TRUE(SameBits(alone.logsumexp, Slice(together.logsumexp, i, 1)));
+    EXPECT_TRUE(SameBits(alone.weights, Slice(together.weights, i, 300)));
+    EXPECT_TRUE(SameBits(alone.key_sums, Slice(together.weights, i, 300)));
+  }
+}
+
 TYPED_TEST(FusedPathTest, KeysAreCopiedWhereManyGroupsReadThem) {
   using T = typename TestFixture::Real;
-  const auto workspace = [](int64_t heads, int64_t queries, int64_t keys, Layout layout) {
+  Causal causal = Causal::kNone;
+  const auto workspace = [&](int64_t heads, int64_t queries, int64_t keys, Layout layout) {
     const Problem problem = ProblemOf<T>({.batch = 2,
                                           .heads = heads,
                                           .kv_heads = 2,
@@ -299,17 +413,21 @@ TYPED_TEST(FusedPathTest, KeysAreCopiedWhereManyGroupsReadThem) {
                                           .keys = keys,
                                           .width = 8,
                                           .value_width = 5},
-                                         Options(Causal::kNone, layout));
+                                         Options(causal, layout));
     return CostOf(problem, 1, Kernel::kFused).workspace_bytes;
   };
+  constexpr int64_t kBlockCopy = kFusedBlock * 8 * sizeof(T);
   const auto copied = [&](int64_t heads, int64_t queries, int64_t keys) {
     return workspace(heads, queries, keys, Layout::kBthd) -
-           workspace(heads, queries, keys, Layout::kBhtd);
+           workspace(heads, queries, keys, Layout::kBhtd) - kBlockCopy;
   };
   constexpr int64_t kRow = 2 * 2 * (8 + 5) * sizeof(T);  // bytes of a token
   EXPECT_EQ(copied(6, 400, 70), 70 * kRow);
   EXPECT_EQ(copied(2, 1, 70), 0);
   EXPECT_EQ(copied(6, 400, (int64_t{64} << 20) / kRow + 1), 0);
+  // What nobody sees is not copied.
+  causal = Causal::kTopLeft;
+  EXPECT_EQ(copied(6, 400, 5000), 400 * kRow);
 }
 
 }  // namespace

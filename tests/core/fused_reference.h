@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/problem.h"
 #include "core/tensor_view.h"
 
 namespace attendant::core {
@@ -37,17 +38,17 @@ struct FusedRow {
 template <typename T>
 class FusedReference {
  public:
-  // A row that sees keys 0 .. visible - 1. query: of D elements. scale: with log2(e) in it.
+  // A row that sees the keys `visible`. query: of D elements. scale: with log2(e) in it.
   FusedReference(const T* query, const MatrixView<const T>& key, const MatrixView<const T>& value,
-                 int64_t visible, T scale, const FusedRule& rule = {})
+                 KeyRange visible, T scale, const FusedRule& rule = {})
       : key_(key), value_(value), visible_(visible), rule_(rule) {
     for (int64_t d = 0; d < key.columns; ++d) query_.push_back(scale * query[d]);
   }
 
   FusedRow<T> Run() {
     FusedRow<T> total{std::vector<T>(value_.columns, 0), NoReference(), 0, {}};
-    for (int64_t first = 0; first < visible_; first += rule_.segment) {
-      FusedRow<T> part = Segment(first, std::min(first + rule_.segment, visible_));
+    for (int64_t first = 0; first < visible_.end; first += rule_.segment) {
+      FusedRow<T> part = Segment(first, std::min(first + rule_.segment, visible_.end));
       total.moves.merge(part.moves);
       if (part.sum == 0) continue;
       const T merged = std::max(total.reference, part.reference);
@@ -61,7 +62,7 @@ class FusedReference {
     }
     const T inverse = total.sum == 0 ? T{0} : 1 / total.sum;
     for (T& element : total.output) {
-      element *= inverse;
+      element = (element + 0) * inverse;
       if (std::isnan(element)) element = std::numeric_limits<T>::quiet_NaN();
     }
     return total;
@@ -109,6 +110,8 @@ class FusedReference {
     }
   }
 
+  bool Sees(int64_t j) const { return visible_.begin <= j && j < visible_.end; }
+
   T Score(int64_t j) const {
     T s = 0;
     for (int64_t d = 0; d < key_.columns; ++d) s = std::fma(key_.Row(j)[d], query_[d], s);
@@ -131,7 +134,7 @@ class FusedReference {
       std::vector<T> scores;
       T largest = -std::numeric_limits<T>::infinity();
       for (int64_t i = j; i < group_end; ++i) {
-        scores.push_back(Score(i));
+        scores.push_back(Sees(i) ? Score(i) : -std::numeric_limits<T>::infinity());
         if (scores.back() > largest) largest = scores.back();
       }
       if (largest - state.reference > rule_.threshold ||
@@ -154,7 +157,7 @@ class FusedReference {
     for (int64_t x = 0; x < value_.columns; ++x) {
       T sum = 0;
       for (int64_t j = begin; j < end; ++j) {
-        sum = std::fma(value_.Row(j)[x], weights[j - begin], sum);
+        if (Sees(j)) sum = std::fma(value_.Row(j)[x], weights[j - begin], sum);
       }
       state.output[x] += sum;
     }
@@ -163,7 +166,7 @@ class FusedReference {
   std::vector<T> query_;
   MatrixView<const T> key_;
   MatrixView<const T> value_;
-  int64_t visible_;
+  KeyRange visible_;
   FusedRule rule_;
 };
 

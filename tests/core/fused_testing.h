@@ -118,7 +118,7 @@ ReferenceAnswer<T> ReferenceOf(const Problem& p, const Inputs<T>& inputs,
       for (int64_t i = 0; i < p.queries; ++i) {
         FusedRow<T> row =
             FusedReference<T>(tensors.query.Head(b, h).Row(i), tensors.key.Head(b, p.KvHead(h)),
-                              tensors.value.Head(b, p.KvHead(h)), p.VisibleKeys(i).end,
+                              tensors.value.Head(b, p.KvHead(h)), p.VisibleKeys(b, i),
                               static_cast<T>(p.ScaleLog2()), rule)
                 .Run();
         std::copy(row.output.begin(), row.output.end(), tensors.output.Head(b, h).Row(i));

@@ -400,12 +400,10 @@ TEST(MakeHeadProblemTest, NamesWhatThisVersionDoesNotServe) {
   const BadSpec bad_specs[] = {
       {"x.dtype", [](HeadSpec& s) { s.x.dtype = DType::kFloat16; }},
       {"w_v.dtype", [](HeadSpec& s) { s.w_v.dtype = DType::kBFloat16; }},
-      {"options.causal", [](HeadSpec& s) { s.options.causal = Causal::kBottomRight; }},
       {"options.mask",
        [](HeadSpec& s) {
          s.options.mask = TensorSpec{DType::kBool, {3, 3}};
        }},
-      {"options.window", [](HeadSpec& s) { s.options.window = Window{}; }},
       {"options.softcap", [](HeadSpec& s) { s.options.softcap = 30; }},
   };
   for (const BadSpec& bad : bad_specs) {

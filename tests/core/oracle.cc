@@ -21,20 +21,30 @@ double Dot(const double* a, const double* b, int64_t n) {
   return sum;
 }
 
-// Turns the first `seen` scores of a row into weights; returns its logsumexp.
-double Softmax(double* row, int64_t seen) {
+// Turns the scores of the `seen` keys of a row into weights; returns its logsumexp.
+double Softmax(double* row, const std::vector<int64_t>& seen) {
   double max = -std::numeric_limits<double>::infinity();
-  for (int64_t j = 0; j < seen; ++j) max = std::max(max, row[j]);  // passes over NaN
+  for (const int64_t j : seen) max = std::max(max, row[j]);  // passes over NaN
   double sum = 0;
-  for (int64_t j = 0; j < seen; ++j) {
+  for (const int64_t j : seen) {
     row[j] = std::exp(row[j] - max);
     sum += row[j];
   }
-  for (int64_t j = 0; j < seen; ++j) row[j] /= sum;
+  for (const int64_t j : seen) row[j] /= sum;
   return max + std::log(sum);
 }
 
 }  // namespace
+
+bool OracleSees(const Problem& p, int64_t batch, int64_t i, int64_t j) {
+  const int64_t length = p.key_lengths.empty() ? p.keys : p.key_lengths[batch];
+  const int64_t position = p.causal == Causal::kBottomRight ? i + length - p.queries : i;
+  if (j >= length) return false;
+  if (p.causal != Causal::kNone && j > position) return false;
+  if (p.window.left.has_value() && position - j > *p.window.left) return false;
+  if (p.window.right.has_value() && j - position > *p.window.right) return false;
+  return true;
+}
 
 OracleResult Oracle(const Problem& p, const std::vector<double>& query,
                     const std::vector<double>& key, const std::vector<double>& value) {
@@ -47,8 +57,11 @@ OracleResult Oracle(const Problem& p, const std::vector<double>& query,
     for (int64_t h = 0; h < p.heads; ++h) {
       const int64_t kv_head = h / (p.heads / p.kv_heads);
       for (int64_t i = 0; i < p.queries; ++i) {
-        const int64_t seen = p.causal == Causal::kTopLeft ? std::min(i + 1, p.keys) : p.keys;
-        if (seen == 0) continue;
+        std::vector<int64_t> seen;
+        for (int64_t j = 0; j < p.keys; ++j) {
+          if (OracleSees(p, b, i, j)) seen.push_back(j);
+        }
+        if (seen.empty()) continue;
         const int64_t row = (b * p.heads + h) * p.queries + i;
         double* const weights = result.weights.data() + row * p.keys;
         double* const sums = result.key_sums.data() + (b * p.heads + h) * p.keys;
@@ -56,13 +69,13 @@ OracleResult Oracle(const Problem& p, const std::vector<double>& query,
             result.output.data() + Offset(p.layout, p.heads, p.queries, p.value_width, b, h, i);
         const double* const q =
             query.data() + Offset(p.layout, p.heads, p.queries, p.width, b, h, i);
-        for (int64_t j = 0; j < seen; ++j) {
+        for (const int64_t j : seen) {
           const double* const k =
               key.data() + Offset(p.layout, p.kv_heads, p.keys, p.width, b, kv_head, j);
           weights[j] = p.scale * Dot(q, k, p.width);
         }
         result.logsumexp[row] = Softmax(weights, seen);
-        for (int64_t j = 0; j < seen; ++j) {
+        for (const int64_t j : seen) {
           const double* const v =
               value.data() + Offset(p.layout, p.kv_heads, p.keys, p.value_width, b, kv_head, j);
           for (int64_t d = 0; d < p.value_width; ++d) output[d] += weights[j] * v[d];

@@ -15,6 +15,9 @@ struct OracleResult {
   std::vector<double> key_sums;   // (B, H, Tk)
 };
 
+// Whether query i of a batch sees key j, from the fields of `problem`.
+bool OracleSees(const Problem& problem, int64_t batch, int64_t i, int64_t j);
+
 // Reads the fields of `problem` alone, none of its methods. Inputs are in the problem's layout.
 OracleResult Oracle(const Problem& problem, const std::vector<double>& query,
                     const std::vector<double>& key, const std::vector<double>& value);

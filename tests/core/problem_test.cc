@@ -8,12 +8,14 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/errors.h"
+#include "tests/core/oracle.h"
 
 namespace attendant::core {
 namespace {
@@ -274,16 +276,10 @@ TEST(MakeProblemTest, RefusesAScaleThatIsNotFinite) {
 
 TEST(MakeProblemTest, NamesTheOptionItDoesNotServe) {
   const std::pair<const char*, std::function<void(AttendOptions&)>> cases[] = {
-      {"options.causal", [](AttendOptions& o) { o.causal = Causal::kBottomRight; }},
       {"options.mask",
        [](AttendOptions& o) {
          o.mask = TensorSpec{DType::kBool, {3, 5}};
        }},
-      {"options.key_lengths",
-       [](AttendOptions& o) {
-         o.key_lengths = {5, 5};
-       }},
-      {"options.window", [](AttendOptions& o) { o.window = Window{}; }},
       {"options.softcap", [](AttendOptions& o) { o.softcap = 30; }},
       {"options.alibi_slopes",
        [](AttendOptions& o) {
@@ -299,6 +295,41 @@ TEST(MakeProblemTest, NamesTheOptionItDoesNotServe) {
     set(request.options);
     EXPECT_THAT(request.Refusal(), IsUnserved(field, {"not served"}));
   }
+}
+
+TEST(MakeProblemTest, TakesWhatSaysWhichKeysAreSeen) {
+  Request request = RequestOf({.batch = 2, .keys = 5});
+  request.options.causal = Causal::kBottomRight;
+  request.options.key_lengths = {0, 5};
+  request.options.window = Window{std::numeric_limits<int64_t>::max(), 0};
+  const auto problem = request.Make();
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  EXPECT_EQ(problem->causal, Causal::kBottomRight);
+  EXPECT_THAT(problem->key_lengths, testing::ElementsAre(0, 5));
+  EXPECT_EQ(problem->VisibleKeys(1, problem->queries - 1), (KeyRange{0, 5}));
+  EXPECT_EQ(problem->window.right, 0);
+}
+
+TEST(MakeProblemTest, RefusesLengthsThatDoNotFit) {
+  const std::tuple<std::vector<int64_t>, const char*, std::vector<std::string>> cases[] = {
+      {{5}, "options.key_lengths", {"has 1", "must have 2", "one a batch"}},
+      {{5, 5, 5}, "options.key_lengths", {"has 3", "must have 2"}},
+      {{-1, 5}, "options.key_lengths[0]", {"is -1", "0 to 5"}},
+      {{5, 6}, "options.key_lengths[1]", {"is 6", "0 to 5"}},
+  };
+  for (const auto& [lengths, field, texts] : cases) {
+    Request request = RequestOf({.batch = 2, .keys = 5});
+    request.options.key_lengths = lengths;
+    EXPECT_THAT(request.Refusal(), IsInvalid(field, texts));
+  }
+}
+
+TEST(MakeProblemTest, RefusesANegativeSideOfTheWindow) {
+  Request request = RequestOf({});
+  request.options.window = Window{-1, std::nullopt};
+  EXPECT_THAT(request.Refusal(), IsInvalid("options.window.left", {"is -1", "0 or more"}));
+  request.options.window = Window{2, std::numeric_limits<int64_t>::min()};
+  EXPECT_THAT(request.Refusal(), IsInvalid("options.window.right", {"is -9223372036854775808"}));
 }
 
 TEST(MakeProblemTest, RefusesAScaleThatTheTypeDoesNotHold) {
@@ -469,19 +500,30 @@ TEST(ProblemTest, ConsecutiveHeadsShareAKeyHead) {
   EXPECT_THAT(kv_heads, testing::ElementsAre(0, 0, 0, 1, 1, 1));
 }
 
-// What is visible, said in the plainest way.
-bool Sees(const Problem& problem, int64_t query, int64_t key) {
-  return problem.causal == Causal::kNone || key <= query;
-}
-
-// Calls check for each small problem.
+// Calls check for each small problem of one batch.
 void ForEachSmallProblem(const std::function<void(const Problem&)>& check) {
-  for (const Causal causal : {Causal::kNone, Causal::kTopLeft}) {
-    for (int64_t queries = 0; queries <= 7; ++queries) {
-      for (int64_t keys = 0; keys <= 7; ++keys) {
-        SCOPED_TRACE(testing::Message() << queries << " queries, " << keys << " keys, causal "
-                                        << static_cast<int>(causal));
-        check(ProblemOf(queries, keys, causal));
+  std::vector<Window> windows;
+  for (const int64_t left : {-1, 0, 1, 3}) {
+    for (const int64_t right : {-1, 0, 2}) {
+      windows.push_back({left < 0 ? std::nullopt : std::optional(left),
+                         right < 0 ? std::nullopt : std::optional(right)});
+    }
+  }
+  for (const Causal causal : {Causal::kNone, Causal::kTopLeft, Causal::kBottomRight}) {
+    for (const Window& window : windows) {
+      for (int64_t queries = 0; queries <= 6; ++queries) {
+        for (int64_t keys = 0; keys <= 6; ++keys) {
+          Problem problem = ProblemOf(queries, keys, causal);
+          problem.window = window;
+          for (int64_t length = -1; length <= keys; length += 2) {
+            if (length >= 0) problem.key_lengths = {length};
+            SCOPED_TRACE(testing::Message()
+                         << queries << " queries, " << keys << " keys, length " << length
+                         << ", causal " << static_cast<int>(causal) << ", left "
+                         << window.left.value_or(-1) << ", right " << window.right.value_or(-1));
+            check(problem);
+          }
+        }
       }
     }
   }
@@ -491,25 +533,37 @@ TEST(ProblemTest, VisiblePairsAreThoseThatAreVisible) {
   ForEachSmallProblem([](const Problem& problem) {
     int64_t pairs = 0;
     for (int64_t query = 0; query < problem.queries; ++query) {
-      for (int64_t key = 0; key < problem.keys; ++key) pairs += Sees(problem, query, key) ? 1 : 0;
+      for (int64_t key = 0; key < problem.keys; ++key)
+        pairs += OracleSees(problem, 0, query, key) ? 1 : 0;
     }
-    EXPECT_EQ(problem.VisiblePairs(), pairs);
+    EXPECT_EQ(problem.VisiblePairs(0), pairs);
   });
 }
 
-TEST(ProblemTest, VisibleKeysOfAnyAreThoseThatOneQuerySees) {
+TEST(ProblemTest, VisibleKeysAreThoseThatTheQuerySees) {
+  ForEachSmallProblem([](const Problem& problem) {
+    KeyRange before;
+    for (int64_t query = 0; query < problem.queries; ++query) {
+      const KeyRange seen = problem.VisibleKeys(0, query);
+      EXPECT_LE(before.begin, seen.begin) << query;
+      EXPECT_LE(before.end, seen.end) << query;
+      EXPECT_LE(seen.begin, seen.end) << query;
+      for (int64_t key = 0; key < problem.keys; ++key) {
+        EXPECT_EQ(seen.begin <= key && key < seen.end, OracleSees(problem, 0, query, key))
+            << query << " sees " << key;
+      }
+      before = seen;
+    }
+  });
+}
+
+TEST(ProblemTest, VisibleKeysOfAnyReachFromTheFirstQuerysToTheLasts) {
   ForEachSmallProblem([](const Problem& problem) {
     for (int64_t first = 0; first < problem.queries; ++first) {
-      KeyRange seen;
       for (int64_t last = first; last < problem.queries; ++last) {
-        for (int64_t key = 0; key < problem.keys; ++key) {
-          if (Sees(problem, last, key)) seen.end = std::max(seen.end, key + 1);
-        }
-        const int64_t count = last - first + 1;
-        EXPECT_EQ(problem.VisibleKeysOfAny(first, count), seen) << first << " + " << count;
-        if (count == 1) {
-          EXPECT_EQ(problem.VisibleKeys(first), seen) << first;
-        }
+        EXPECT_EQ(
+            problem.VisibleKeysOfAny(0, first, last - first + 1),
+            (KeyRange{problem.VisibleKeys(0, first).begin, problem.VisibleKeys(0, last).end}));
       }
     }
   });
@@ -524,13 +578,13 @@ TEST(ProblemTest, AskTellsNoneFromAllFromMixed) {
             int64_t seen = 0;
             for (int64_t query = first; query < first + count; ++query) {
               for (int64_t key = keys.begin; key < keys.end; ++key) {
-                seen += Sees(problem, query, key) ? 1 : 0;
+                seen += OracleSees(problem, 0, query, key) ? 1 : 0;
               }
             }
             const Visibility expected = seen == 0                     ? Visibility::kNone
                                         : seen == count * keys.size() ? Visibility::kAll
                                                                       : Visibility::kMixed;
-            EXPECT_EQ(problem.Ask(first, count, keys), expected)
+            EXPECT_EQ(problem.Ask(0, first, count, keys), expected)
                 << first << " + " << count << " of " << keys.begin << " .. " << keys.end;
           }
         }
@@ -541,12 +595,12 @@ TEST(ProblemTest, AskTellsNoneFromAllFromMixed) {
 
 TEST(ProblemTest, VisiblePairsSaturate) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-  EXPECT_EQ(ProblemOf(kMax, kMax, Causal::kNone).VisiblePairs(), kMax);
-  EXPECT_EQ(ProblemOf(kMax, kMax, Causal::kTopLeft).VisiblePairs(), kMax);
-  EXPECT_EQ(ProblemOf(kMax - 1, kMax - 1, Causal::kTopLeft).VisiblePairs(), kMax);
-  EXPECT_EQ(ProblemOf(kMax, 2, Causal::kTopLeft).VisiblePairs(), kMax);
+  EXPECT_EQ(ProblemOf(kMax, kMax, Causal::kNone).VisiblePairs(0), kMax);
+  EXPECT_EQ(ProblemOf(kMax, kMax, Causal::kTopLeft).VisiblePairs(0), kMax);
+  EXPECT_EQ(ProblemOf(kMax - 1, kMax - 1, Causal::kTopLeft).VisiblePairs(0), kMax);
+  EXPECT_EQ(ProblemOf(kMax, 2, Causal::kTopLeft).VisiblePairs(0), kMax);
   // Twice the pairs would overflow; the pairs do not.
-  EXPECT_EQ(ProblemOf(Pow2(32) - 1, Pow2(32) - 1, Causal::kTopLeft).VisiblePairs(),
+  EXPECT_EQ(ProblemOf(Pow2(32) - 1, Pow2(32) - 1, Causal::kTopLeft).VisiblePairs(0),
             (Pow2(32) - 1) * Pow2(31));
 }
 

@@ -56,7 +56,7 @@ class ValueProductTest : public testing::Test {
       }
     }
     const absl::Status status = ValueProduct<T>(
-        problem_, first, keys, {weights.data(), rows, keys.size(), keys.size()},
+        problem_, {0, first, keys}, {weights.data(), rows, keys.size(), keys.size()},
         {value_.data() + keys.begin * kStride, keys.size(), kWidth, kStride},
         {output_.data() + first * kStride, rows, kWidth, kStride}, accumulate, workspace_);
     ASSERT_TRUE(status.ok()) << status;

@@ -57,7 +57,8 @@ exits 4 'no .npy file' "$bin/attend" call --query="$0" --key="$0" --value="$0"
 one_line
 exits 4 'cannot be written' "$bin/attend" call --shape=1,1 --random=1 --out=/no/such/folder/o.npy
 one_line
-exits 5 'causal' "$bin/attend" call --shape=1,1 --random=1 --causal=bottom-right
+exits 5 'options.key_lengths\[1\]: is 4, must be 0 to 3' "$bin/attend" call --shape=2,1,3,4 \
+  --random=1 --key_lengths=3,4
 one_line
 exits 5 "no service 'nobody'" "$bin/attend" health --service=nobody
 one_line
