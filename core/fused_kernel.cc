@@ -22,9 +22,10 @@ namespace attendant::core::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Most panels of a group: they share a block of keys and values in L2, and what it costs to bring
-// it there. 192 float queries either way; twice as many gain nothing more.
-constexpr int kMostPanels = HWY_TARGET == HWY_AVX3 ? 6 : 8;
+// Most queries of a group: its panels share a block of keys and values in L2, and what it costs to
+// bring it there. Twice as many gain nothing more.
+constexpr int64_t kMostQueries = 192;
+constexpr int64_t kMostPanels = kMostQueries / (kMostVectors * LanesOf<double>());
 // Fewer where queries and outputs are wide: so much of them stays in L2 beside the block.
 constexpr int64_t kGroupBytes = 400 << 10;
 // Values of rows that lie further apart are packed, where enough panels share them: a tile reads
@@ -38,8 +39,8 @@ int64_t GroupRows(const Problem& problem) {
   const int64_t panel_bytes =
       SaturatingProduct({SaturatingSum({problem.width, problem.value_width}), kPanelLanes,
                          static_cast<int64_t>(sizeof(T))});
-  const int64_t panels =
-      std::clamp<int64_t>(kGroupBytes / std::max<int64_t>(panel_bytes, 1), 2, kMostPanels);
+  const int64_t panels = std::clamp<int64_t>(kGroupBytes / std::max<int64_t>(panel_bytes, 1), 2,
+                                             kMostQueries / kPanelLanes);
   return panels * kPanelLanes;
 }
 
