@@ -8,6 +8,7 @@
 #include "core/checked_math.h"
 #include "core/fused_path.h"
 #include "core/gemm.h"
+#include "core/head_scores.h"
 #include "core/second_sweep.h"
 #include "core/softmax.h"
 #include "core/tiling.h"
@@ -24,6 +25,8 @@ constexpr int64_t kKeyBlock = 256;
 // A group of queries of one head and its running state.
 template <typename T>
 struct QueryGroup {
+  explicit QueryGroup(const HeadScores<T>& head_scores) : scores_of(head_scores) {}
+  HeadScores<T> scores_of;
   int64_t batch = 0;
   int64_t first = 0;          // of the group's queries, within the head
   MatrixView<const T> query;  // (rows, D)
@@ -131,7 +134,7 @@ class ChunkedJob {
   }
 
   QueryGroup<T> Start(const Tiling::Block& block, const Scratch<T>& scratch) const {
-    QueryGroup<T> group;
+    QueryGroup<T> group(HeadScores<T>(problem_, block.batch, block.head));
     group.batch = block.batch;
     group.first = block.first;
     group.query = tensors_.query.Head(block.batch, block.head).Rows(block.first, block.count);
@@ -139,7 +142,7 @@ class ChunkedJob {
     group.sum = scratch.sum.data();
     group.output = {scratch.output.data(), block.count, problem_.value_width, problem_.value_width};
     group.scores = scratch.scores.data();
-    std::fill_n(group.reference, block.count, NoScore(Scale()));
+    std::fill_n(group.reference, block.count, NoScore(group.scores_of.scale()));
     std::fill_n(group.sum, block.count, T{0});
     std::fill_n(group.output.data, block.count * problem_.value_width, T{0});
     return group;
@@ -163,24 +166,35 @@ class ChunkedJob {
     const KeyRange seen = SeenWithin(group.batch, group.first + i, keys);
     ZeroHidden(row, keys, seen);
     T* const visible = row + (seen.begin - keys.begin);
-    const T scale = Scale();
+    group.scores_of.Apply(group.first + i, seen, visible);
+    const T scale = group.scores_of.scale();
     const T before = group.reference[i];
     const T now = StrongerScore(before, DominantScore(visible, seen.size(), scale), scale);
     const T sum = Exp2OfDifference(visible, seen.size(), scale, now);
-    if (now != before) {
-      // Before the first score there is nothing to correct; a NaN seen by then stays.
-      const T correction = before == NoScore(scale) ? T{1} : std::exp2(scale * (before - now));
-      group.sum[i] *= correction;
-      ScaleRow(group.output.Row(i), group.output.columns, correction);
-      group.reference[i] = now;
-    }
+    MoveReference(group, i, now);
     group.sum[i] += sum;
   }
 
-  void Finish(const Tiling::Block& block, const QueryGroup<T>& group) const {
+  static void MoveReference(QueryGroup<T>& group, int64_t i, T now) {
+    const T before = group.reference[i];
+    if (now == before) return;
+    const T scale = group.scores_of.scale();
+    // Before the first score there is nothing to correct; a NaN seen by then stays.
+    const T correction = before == NoScore(scale) ? T{1} : std::exp2(scale * (before - now));
+    group.sum[i] *= correction;
+    ScaleRow(group.output.Row(i), group.output.columns, correction);
+    group.reference[i] = now;
+  }
+
+  void Finish(const Tiling::Block& block, QueryGroup<T>& group) const {
     const auto output = tensors_.output.Head(block.batch, block.head);
     const int64_t first_row = block.flat_head * problem_.queries + block.first;
     for (int64_t i = 0; i < block.count; ++i) {
+      if (!problem_.sinks.empty()) {
+        const T sink = group.scores_of.sink();
+        MoveReference(group, i, std::max(group.reference[i], sink));
+        group.sum[i] += Exp2OfSink(sink, group.reference[i]);
+      }
       // A row without a visible key: 0, and logsumexp -infinity.
       const T inverse = group.sum[i] == 0 ? T{0} : 1 / group.sum[i];
       T* const out = output.Row(block.first + i);
@@ -188,7 +202,7 @@ class ChunkedJob {
       ScaleRow(out, group.output.columns, inverse);
       if (tensors_.logsumexp != nullptr) {
         tensors_.logsumexp[first_row + i] =
-            NaturalLogSumExp(group.reference[i], Scale(), group.sum[i]);
+            NaturalLogSumExp(group.reference[i], group.scores_of.scale(), group.sum[i]);
       }
       if (NeedsSecondSweep(problem_)) {
         rows_.references()[first_row + i] = group.reference[i];
@@ -214,11 +228,11 @@ class ChunkedJob {
     ZeroHidden(row, keys, seen);
     const int64_t index = block.flat_head * problem_.queries + query;
     T* const visible = row + (seen.begin - keys.begin);
-    Exp2OfDifference(visible, seen.size(), Scale(), rows_.references()[index]);
+    const HeadScores<T> scores_of(problem_, block.batch, block.head);
+    scores_of.Apply(query, seen, visible);
+    Exp2OfDifference(visible, seen.size(), scores_of.scale(), rows_.references()[index]);
     ScaleRow(visible, seen.size(), rows_.inverse_sums()[index]);
   }
-
-  T Scale() const { return static_cast<T>(problem_.ScaleLog2()); }
 
   // The part of `keys` that the query sees; empty ranges lie within `keys` as well.
   KeyRange SeenWithin(int64_t batch, int64_t query, KeyRange keys) const {

@@ -9,6 +9,7 @@
 #include "core/chunked_path.h"
 #include "core/errors.h"
 #include "core/gemm.h"
+#include "core/head_scores.h"
 #include "core/softmax.h"
 #include "core/tiling.h"
 #include "core/value_product.h"
@@ -45,9 +46,12 @@ struct ExplicitJob {
 
   absl::Status ComputeSoftmax(const Tiling::Block& block) const {
     const MatrixView<T> rows = Scores(block, {0, problem.keys});
+    const HeadScores<T> scores_of(problem, block.batch, block.head);
     for (int64_t i = 0; i < block.count; ++i) {
-      const T logsumexp =
-          SoftmaxRow(rows.Row(i), problem.VisibleKeys(block.batch, block.first + i));
+      const int64_t query = block.first + i;
+      const KeyRange seen = problem.VisibleKeys(block.batch, query);
+      scores_of.Apply(query, seen, rows.Row(i) + seen.begin);
+      const T logsumexp = SoftmaxRow(rows.Row(i), seen, scores_of);
       if (tensors.logsumexp != nullptr) {
         tensors.logsumexp[block.flat_head * problem.queries + block.first + i] = logsumexp;
       }
@@ -55,14 +59,16 @@ struct ExplicitJob {
     return absl::OkStatus();
   }
 
-  // Turns a row of unscaled scores into weights; returns its logsumexp.
-  T SoftmaxRow(T* row, KeyRange seen) const {
+  // Turns a row of scores into weights; returns its logsumexp.
+  T SoftmaxRow(T* row, KeyRange seen, const HeadScores<T>& scores_of) const {
     std::fill(row, row + seen.begin, T{0});
     std::fill(row + seen.end, row + problem.keys, T{0});
     T* const visible = row + seen.begin;
-    const T scale = static_cast<T>(problem.ScaleLog2());
-    const T reference = DominantScore(visible, seen.size(), scale);
-    const T sum = Exp2OfDifference(visible, seen.size(), scale, reference);
+    const T scale = scores_of.scale();
+    T reference = DominantScore(visible, seen.size(), scale);
+    if (!problem.sinks.empty()) reference = std::max(reference, scores_of.sink());
+    T sum = Exp2OfDifference(visible, seen.size(), scale, reference);
+    if (!problem.sinks.empty()) sum += Exp2OfSink(scores_of.sink(), reference);
     // A row without a visible key, or whose every score is -infinity: 0, and logsumexp -infinity.
     if (sum != 0) ScaleRow(visible, seen.size(), 1 / sum);
     return NaturalLogSumExp(reference, scale, sum);

@@ -70,6 +70,7 @@ struct Scratch {
   T* keys;     // a block's, row by row; null where heads are contiguous
   T* begins;   // [vector][lane], as in Block
   T* ends;
+  T* positions;
   Panel<T> panels[kMostPanels];
   int count = 0;  // of panels
 
@@ -86,6 +87,7 @@ struct Scratch {
                : nullptr;
     begins = arena.Take(widest);
     ends = arena.Take(widest);
+    positions = arena.Take(widest);
     for (int64_t done = 0; done < rows;) {
       Panel<T>& panel = panels[count++];
       const int64_t vectors = CeilDiv(rows - done, kLanes);
@@ -238,8 +240,8 @@ PrefetcherToL2<T> ReadNext(const FusedGroup<T>& group, int64_t end, int64_t visi
 
 // The block as the panel sees it; without a row where it sees none.
 template <typename T>
-Block<T> SeenBlock(const FusedGroup<T>& group, const Panel<T>& panel, const PackedBlock<T>& packed,
-                   const Scratch<T>& scratch) {
+Block<T> SeenBlock(const FusedGroup<T>& group, const ScoreChange<T>& change, const Panel<T>& panel,
+                   const PackedBlock<T>& packed, const Scratch<T>& scratch) {
   const Problem& problem = *group.problem;
   Block<T> block;
   const KeyRange keys = SeenPart(problem, group.batch, panel.first, panel.rows, packed.keys);
@@ -249,8 +251,17 @@ Block<T> SeenBlock(const FusedGroup<T>& group, const Panel<T>& panel, const Pack
   block.key = packed.key.Rows(block.first, rows);
   block.values = packed.values;
   block.values.data += block.first * packed.values.key_stride;
-  if (problem.Ask(group.batch, panel.first, panel.rows, keys) != Visibility::kMixed) return block;
   const int64_t lanes = LanesOfPanel(panel);
+  if (problem.ChangesScores()) {
+    block.change = &change;
+    block.positions = scratch.positions;
+    block.first_in_block = keys.begin % kFusedBlock;
+    const int64_t origin = problem.Offset(group.batch) - (keys.begin - block.first_in_block);
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      scratch.positions[lane] = static_cast<T>(panel.first + lane + origin);
+    }
+  }
+  if (problem.Ask(group.batch, panel.first, panel.rows, keys) != Visibility::kMixed) return block;
   for (int64_t lane = 0; lane < lanes; ++lane) {
     const int64_t query = panel.first + std::min(lane, panel.rows - 1);
     const KeyRange seen = problem.VisibleKeys(group.batch, query);
@@ -331,7 +342,9 @@ void ForwardImpl(const FusedGroup<T>& group, T* memory, const std::atomic<bool>&
   PackQueries(group, scratch);
   const KeyRange seen = problem.VisibleKeysOfAny(group.batch, group.first_query, group.query.rows);
   const int64_t end = seen.end;
-  const bool merge = end > kFusedSegment;
+  const ScoreChange<T> change = ScoreChangeOf<T>(problem, group.head);
+  const SinkState<T> sink = SinkStateOf<T>(problem, group.head);
+  const bool merge = end > kFusedSegment || sink.sum != 0;
   for (int i = 0; i < panels; ++i) {
     const Panel<T>& panel = scratch.panels[i];
     Empty(LanesOfPanel(panel), dimensions, panel.reference, panel.sum, panel.output);
@@ -352,10 +365,15 @@ void ForwardImpl(const FusedGroup<T>& group, T* memory, const std::atomic<bool>&
       const int64_t lines = tiles == 0 ? 0 : CeilDiv(next.lines(), tiles);
       for (int i = 0; i < panels; ++i) {
         const Panel<T>& panel = scratch.panels[i];
-        const Block<T> block = SeenBlock(group, panel, packed, scratch);
+        const Block<T> block = SeenBlock(group, change, panel, packed, scratch);
         if (block.key.rows == 0) continue;
+        const auto beside = [&] { next.Step(lines); };
         WithVectors(panel.vectors, [&]<int kVectors>() {
-          PanelBlock<T, kVectors>(panel, block, scratch.weights, [&] { next.Step(lines); });
+          if (block.change == nullptr) {
+            PanelBlock<T, kVectors, false>(panel, block, scratch.weights, beside);
+          } else {
+            PanelBlock<T, kVectors, true>(panel, block, scratch.weights, beside);
+          }
         });
       }
     }
@@ -366,7 +384,18 @@ void ForwardImpl(const FusedGroup<T>& group, T* memory, const std::atomic<bool>&
       Empty(LanesOfPanel(panel), dimensions, panel.reference, panel.sum, panel.output);
     }
   }
-  for (int i = 0; i < panels; ++i) FinishPanel(group, scratch.panels[i], merge);
+  for (int i = 0; i < panels; ++i) {
+    const Panel<T>& panel = scratch.panels[i];
+    if (sink.sum != 0) {
+      // A last segment without an output.
+      std::fill_n(panel.reference, LanesOfPanel(panel), sink.reference);
+      std::fill_n(panel.sum, LanesOfPanel(panel), sink.sum);
+      std::fill_n(panel.output, dimensions * LanesOfPanel(panel), T{0});
+      WithVectors(panel.vectors,
+                  [&]<int kVectors>() { MergeSegment<T, kVectors>(panel, dimensions); });
+    }
+    FinishPanel(group, panel, merge);
+  }
 }
 
 template <typename T>
@@ -380,6 +409,7 @@ void WeightsImpl(const FusedGroup<T>& group, KeyRange keys, T* memory, T* weight
   for (int64_t key = 0; key < keys.size(); ++key) {
     std::fill_n(weights + key * stride, group.query.rows, T{0});
   }
+  const ScoreChange<T> change = ScoreChangeOf<T>(*group.problem, group.head);
   for (int i = 0; i < scratch.count; ++i) {
     const Panel<T>& panel = scratch.panels[i];
     const int64_t lanes = LanesOfPanel(panel);
@@ -389,7 +419,7 @@ void WeightsImpl(const FusedGroup<T>& group, KeyRange keys, T* memory, T* weight
       panel.total_reference[lane] = group.reference[row];
       panel.total_sum[lane] = group.inverse_sum[row];
     }
-    const Block<T> block = SeenBlock(group, panel, packed, scratch);
+    const Block<T> block = SeenBlock(group, change, panel, packed, scratch);
     WithVectors(panel.vectors,
                 [&]<int kVectors>() { PanelWeights<T, kVectors>(panel, block, scratch.weights); });
     for (int64_t key = 0; key < block.key.rows; ++key) {

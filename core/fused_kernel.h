@@ -12,7 +12,11 @@
 // FMA. It is defined by absolute key positions, never by tiles. For one row, in its type T:
 //
 //   score      s_j = one chain of fma over d = 0 .. D-1 from 0, of key_jd and
-//              scale_log2 * query_d (rounded once). A hidden key has -infinity.
+//              scale_log2 * query_d (rounded once). Then, where asked for, s_j = c tanh(s_j (1/c))
+//              with c the softcap times log2(e) and tanh of exp2-inl.h; then s_j = fma(-a, x, s_j)
+//              with a the head's slope times log2(e), and x = |p - k| the distance of the query's
+//              position and the key, both counted from the block's first key and rounded to T. A
+//              hidden key has -infinity.
 //   reference  m, an integer, from -2^127 (double: -2^1023), 'no key yet'. For each group of
 //              4 keys at multiples of 4, with gm its largest visible score: where gm - m > 32,
 //              m' = rint(gm) + 32, and all that was summed so far is multiplied by 2^(m - m'),
@@ -26,6 +30,8 @@
 //   segments   of 4032 keys (21 blocks) at multiples of 4032 start from the empty state, and
 //              are merged in order; one without a visible key is passed over. With
 //              M' = max(M, m): L' = fma(l, 2^(m - M'), L * 2^(M - M')), O likewise.
+//   sink       is one last segment, without an output: m = rint(sink log2(e)) + 32,
+//              l = 2^(sink log2(e) - m) as a weight.
 //   end        output = (O + 0) * (1 / L), 0 where L is 0: an O of -0 becomes 0;
 //              logsumexp = (M + e) ln 2 + ln f, L = 2^e f; weights 2^(s_j - M) * (1 / L).
 //              What is NaN is the one quiet NaN, whatever NaN it came from.
@@ -56,6 +62,7 @@ template <typename T>
 struct FusedGroup {
   const Problem* problem = nullptr;
   int64_t batch = 0;
+  int64_t head = 0;
   int64_t first_query = 0;    // of the group, within the head
   MatrixView<const T> query;  // (rows, D), rows <= FusedGroupRows<T>(problem)
   MatrixView<const T> key;    // (Tk or fewer, D)
@@ -112,7 +119,8 @@ struct FusedRows {
   MatrixView<const T> value;  // (Tk, Dv)
   int64_t count = 0;
   const T* query[kFusedMostRows] = {};  // each (D)
-  int64_t index[kFusedMostRows] = {};   // of the query, within its head
+  int64_t head[kFusedMostRows] = {};
+  int64_t index[kFusedMostRows] = {};  // of the query, within its head
 };
 
 // A row's state of one segment: m, l, and O of Dv elements.
@@ -129,8 +137,9 @@ void FusedRowsSegment(const FusedRows<T>& rows, int64_t begin, T* scratch,
 // Where a row goes; null where it is not wanted, but for the output.
 template <typename T>
 struct FusedRowResult {
+  const Problem* problem = nullptr;
+  int64_t head = 0;
   T* output = nullptr;  // (Dv)
-  int64_t value_width = 0;
   T* reference = nullptr;
   T* inverse_sum = nullptr;
   T* logsumexp = nullptr;

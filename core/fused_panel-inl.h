@@ -65,6 +65,12 @@ struct Block {
   const T* begins = nullptr;
   const T* ends = nullptr;
   bool select = false;  // a hidden value may not be finite
+  // What is done to the scores, null where nothing is; [vector][lane] where the queries stand,
+  // counted from the first key of the kFusedBlock that the rows belong to; and which key of that
+  // the first row is.
+  const ScoreChange<T>* change = nullptr;
+  const T* positions = nullptr;
+  int64_t first_in_block = 0;
 };
 
 // Which lanes of vector c see row `row` of a block. REQUIRES: it has begins and ends.
@@ -139,6 +145,20 @@ HWY_NOINLINE void MoveReference(const Panel<T>& panel, const Vec<T> (&largest)[k
   ScaleLanes<T, kVectors>(weights, done, factors);
 }
 
+// first: the tile's first row.
+template <typename T, int kVectors, int kKeys>
+HWY_INLINE void ChangeScores(const Block<T>& block, int64_t first,
+                             Vec<T> (&scores)[kKeys][kVectors]) {
+  const Tag<T> d;
+  for (int i = 0; i < kKeys; ++i) {
+    const Vec<T> key = hn::Set(d, static_cast<T>(block.first_in_block + first + i));
+    for (int c = 0; c < kVectors; ++c) {
+      const Vec<T> position = hn::Load(d, block.positions + c * LanesOf<T>());
+      scores[i][c] = Changed(d, *block.change, scores[i][c], hn::Abs(hn::Sub(position, key)));
+    }
+  }
+}
+
 // Scores that a lane does not see become -infinity. first: the tile's first key within the block.
 template <typename T, int kVectors, int kKeys>
 HWY_INLINE void Hide(const Block<T>& block, int64_t first, Vec<T> (&scores)[kKeys][kVectors]) {
@@ -179,7 +199,7 @@ HWY_INLINE void KeyRows(const MatrixView<const T>& key, int64_t first, const T* 
 //
 // A tile's scores are stored as they are, and exponentiated before or while a later tile's are
 // computed.
-template <typename T, int kVectors, class Beside>
+template <typename T, int kVectors, bool kChange, class Beside>
 HWY_INLINE void PanelBlock(const Panel<T>& panel, const Block<T>& block, T* weights,
                            const Beside& beside) {
   constexpr int kKeys = TileKeys(kVectors);
@@ -211,6 +231,7 @@ HWY_INLINE void PanelBlock(const Panel<T>& panel, const Block<T>& block, T* weig
       if (kExponentiateBeside || waiting >= kExponentiateKeys) finish(j);
       ScoreTile<T, kVectors, kKeys, 0>(panel.query, keys, width, scores, [](int) {});
     }
+    if constexpr (kChange) ChangeScores(block, j, scores);
     if (block.ends != nullptr || j + kKeys > block.key.rows) Hide(block, j, scores);
     for (int first = 0; first < kKeys; first += kDecision) {
       Vec<T> largest[kVectors];
@@ -285,6 +306,7 @@ HWY_INLINE void PanelWeights(const Panel<T>& panel, const Block<T>& block, T* we
     KeyRows<T, kKeys>(block.key, j, keys);
     Vec<T> scores[kKeys][kVectors];
     ScoreTile<T, kVectors, kKeys, 0>(panel.query, keys, block.key.columns, scores, [](int) {});
+    if (block.change != nullptr) ChangeScores(block, j, scores);
     for (int c = 0; c < kVectors; ++c) {
       const Vec<T> reference = hn::Load(d, panel.total_reference + c * kLanes);
       const Vec<T> inverse = hn::Load(d, panel.total_sum + c * kLanes);

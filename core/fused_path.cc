@@ -190,6 +190,7 @@ class FusedJob {
     rows.count = std::min(kFusedMostRows, RowsOfKeys() - first);
     for (int64_t i = 0; i < rows.count; ++i) {
       const int64_t head = kv_head * group_heads_ + (first + i) / problem_.queries;
+      rows.head[i] = head;
       rows.index[i] = (first + i) % problem_.queries;
       rows.query[i] = tensors_.query.Head(batch, head).Row(rows.index[i]);
     }
@@ -264,6 +265,7 @@ class FusedJob {
     FusedGroup<T> group;
     group.problem = &problem_;
     group.batch = batch;
+    group.head = head;
     group.first_query = first;
     group.query = tensors_.query.Head(batch, head).Rows(first, count);
     const int64_t kv_head = problem_.KvHead(head);
@@ -294,9 +296,10 @@ class FusedJob {
   void Finish(int64_t row, const T* states) const {
     const int64_t flat_head = row / problem_.queries;
     FusedRowResult<T> to;
-    to.output = tensors_.output.Head(flat_head / problem_.heads, flat_head % problem_.heads)
-                    .Row(row % problem_.queries);
-    to.value_width = problem_.value_width;
+    to.problem = &problem_;
+    to.head = flat_head % problem_.heads;
+    to.output =
+        tensors_.output.Head(flat_head / problem_.heads, to.head).Row(row % problem_.queries);
     if (NeedsSecondSweep(problem_)) {
       to.reference = rows_.references() + row;
       to.inverse_sum = rows_.inverse_sums() + row;

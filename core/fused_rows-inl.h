@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "core/fused_tiles-inl.h"
 
@@ -42,6 +43,8 @@ struct RowState {
   T* block = nullptr;   // [dimension]: the block's own sums
   T* scores = nullptr;  // [key of a run]; weights once the row was absorbed
   KeyRange visible;     // keys it sees
+  ScoreChange<T> change;
+  int64_t position = 0;  // where the query stands among the keys
 };
 
 // scores[row][key] of kKeyVectors vectors of keys: chains of fma over d. queries: scaled. ahead:
@@ -89,6 +92,20 @@ HWY_INLINE void RowScores(const T* const* queries, const T* const* keys, int64_t
 template <typename T>
 HWY_INLINE void ScaleArray(T* array, int64_t count, T factor) {
   for (int64_t i = 0; i < count; ++i) array[i] *= factor;
+}
+
+// first: the block's first key; seen: which of the block's keys the row sees.
+template <typename T>
+HWY_INLINE void ChangeRow(const RowState<T>& row, int64_t first, KeyRange seen, T* scores) {
+  const T position = static_cast<T>(row.position - first);
+  const auto step = [&](auto d, int64_t j) HWY_ATTR {
+    const auto key = hn::Iota(d, static_cast<T>(j));
+    const auto distance = hn::Abs(hn::Sub(hn::Set(d, position), key));
+    hn::StoreU(Changed(d, row.change, hn::LoadU(d, scores + j), distance), d, scores + j);
+  };
+  int64_t j = seen.begin;
+  for (; j + LanesOf<T>() <= seen.end; j += LanesOf<T>()) step(Tag<T>(), j);
+  for (; j < seen.end; ++j) step(hn::CappedTag<T, 1>(), j);
 }
 
 // Turns a row's scores of a block into weights, and moves its reference and sums. seen: which of
@@ -188,7 +205,7 @@ HWY_INLINE void RunScores(const RowState<T>* rows, int64_t count, const T* const
 // Folds a block of a run into every row. first: the block's first key; in_run: its place there.
 template <typename T>
 HWY_INLINE void RunValues(const RowState<T>* rows, int64_t count, const MatrixView<const T>& value,
-                          int64_t first, int64_t in_run, PrefetcherToL1<T>& next) {
+                          int64_t first, int64_t in_run, bool change, PrefetcherToL1<T>& next) {
   KeyRange seen[kFusedMostRows];
   KeyRange by_all = {0, value.rows};
   for (int64_t r = 0; r < count; ++r) {
@@ -197,6 +214,7 @@ HWY_INLINE void RunValues(const RowState<T>* rows, int64_t count, const MatrixVi
     };
     seen[r] = {within(rows[r].visible.begin), within(rows[r].visible.end)};
     by_all = {std::max(by_all.begin, seen[r].begin), std::min(by_all.end, seen[r].end)};
+    if (change) ChangeRow(rows[r], first, seen[r], rows[r].scores + in_run);
     AbsorbRow(rows[r], rows[r].scores + in_run, seen[r], value.columns);
     std::fill_n(rows[r].block, value.columns, T{0});
   }
@@ -258,6 +276,8 @@ void RowsSegmentImpl(const FusedRows<T>& group, int64_t segment, T* scratch,
     rows[r].block = query + width;
     rows[r].scores = rows[r].block + value_width;
     rows[r].visible = problem.VisibleKeys(group.batch, group.index[r]);
+    rows[r].change = ScoreChangeOf<T>(problem, group.head[r]);
+    rows[r].position = group.index[r] + problem.Offset(group.batch);
     scratch = rows[r].scores + RunElements<T>(problem);
     *rows[r].reference = NoReference<T>();
     *rows[r].sum = 0;
@@ -281,7 +301,8 @@ void RowsSegmentImpl(const FusedRows<T>& group, int64_t segment, T* scratch,
     RunScores(rows, group.count, queries, group.key.Rows(run, run_end - run), next);
     for (int64_t first = run; first < run_end; first += kFusedBlock) {
       const int64_t in_block = std::min(kFusedBlock, run_end - first);
-      RunValues(rows, group.count, group.value.Rows(first, in_block), first, first - run, next);
+      RunValues(rows, group.count, group.value.Rows(first, in_block), first, first - run,
+                problem.ChangesScores(), next);
     }
   }
 }
@@ -291,30 +312,41 @@ template <typename T>
 void FinishRowImpl(const T* states, int64_t segments, int64_t stride, const FusedRowResult<T>& to) {
   const hn::CappedTag<T, 1> one;
   const auto power = [&](T e) HWY_ATTR { return hn::GetLane(PowerOfTwo(one, hn::Set(one, e))); };
+  const int64_t value_width = to.problem->value_width;
   T reference = NoReference<T>();
   T sum = 0;
-  std::fill_n(to.output, to.value_width, T{0});
+  std::fill_n(to.output, value_width, T{0});
   const auto merge = [&](auto d, const T* output, T factor, T total_factor, int64_t x) HWY_ATTR {
     const auto scaled = hn::Mul(hn::LoadU(d, to.output + x), hn::Set(d, total_factor));
     hn::StoreU(hn::MulAdd(hn::LoadU(d, output + x), hn::Set(d, factor), scaled), d, to.output + x);
   };
+  // Takes a segment's m and l in; the factors of its output and of the one so far.
+  const auto take = [&](T segment_reference, T segment_sum) HWY_ATTR {
+    const T merged = std::max(reference, segment_reference);
+    const T factor = power(segment_reference - merged);
+    const T total_factor = power(reference - merged);
+    reference = merged;
+    sum = hn::GetLane(hn::MulAdd(hn::Set(one, segment_sum), hn::Set(one, factor),
+                                 hn::Set(one, sum * total_factor)));
+    return std::pair(factor, total_factor);
+  };
   for (int64_t s = 0; s < segments; ++s) {
     const T* const state = states + s * stride;
     if (state[1] == 0) continue;
-    const T merged = std::max(reference, state[0]);
-    const T factor = power(state[0] - merged);
-    const T total_factor = power(reference - merged);
-    reference = merged;
-    sum = hn::GetLane(
-        hn::MulAdd(hn::Set(one, state[1]), hn::Set(one, factor), hn::Set(one, sum * total_factor)));
+    const auto [factor, total_factor] = take(state[0], state[1]);
     int64_t x = 0;
-    for (; x + LanesOf<T>() <= to.value_width; x += LanesOf<T>()) {
+    for (; x + LanesOf<T>() <= value_width; x += LanesOf<T>()) {
       merge(Tag<T>(), state + 2, factor, total_factor, x);
     }
-    for (; x < to.value_width; ++x) merge(one, state + 2, factor, total_factor, x);
+    for (; x < value_width; ++x) merge(one, state + 2, factor, total_factor, x);
+  }
+  const SinkState<T> sink = SinkStateOf<T>(*to.problem, to.head);
+  if (sink.sum != 0) {
+    const T total_factor = take(sink.reference, sink.sum).second;
+    for (int64_t x = 0; x < value_width; ++x) to.output[x] *= total_factor;
   }
   const T inverse = sum == 0 ? T{0} : 1 / sum;
-  for (int64_t x = 0; x < to.value_width; ++x) {
+  for (int64_t x = 0; x < value_width; ++x) {
     const T element = (to.output[x] + 0) * inverse;
     to.output[x] = element == element ? element : std::numeric_limits<T>::quiet_NaN();
   }

@@ -24,6 +24,7 @@
 #include "core/checked_math.h"
 #include "core/exp2-inl.h"
 #include "core/fused_kernel.h"
+#include "core/problem.h"
 #include "core/tensor_view.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -87,6 +88,53 @@ HWY_INLINE hn::Vec<D> PowerOfTwo(D d, hn::Vec<D> e) {
   const auto power =
       hn::BitCast(d, hn::ShiftLeft<Constants::kMantissaBits>(hn::BitCast(di, field)));
   return hn::IfThenZeroElse(hn::Lt(e, hn::Set(d, T{1 - kBias})), power);
+}
+
+// What is done to a head's scores beside scaling them, in base 2.
+template <typename T>
+struct ScoreChange {
+  T softcap = 0;  // 0: none
+  T inverse_softcap = 0;
+  T slope = 0;
+};
+
+template <typename T>
+ScoreChange<T> ScoreChangeOf(const Problem& problem, int64_t head) {
+  ScoreChange<T> change;
+  change.softcap = static_cast<T>(problem.softcap * std::numbers::log2e);
+  if (change.softcap != 0) change.inverse_softcap = 1 / change.softcap;
+  if (!problem.alibi_slopes.empty()) {
+    change.slope = static_cast<T>(problem.alibi_slopes[head] * std::numbers::log2e);
+  }
+  return change;
+}
+
+// distance: between a query and a key.
+template <class D, typename T = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> Changed(D d, const ScoreChange<T>& change, hn::Vec<D> score,
+                              hn::Vec<D> distance) {
+  if (change.softcap != 0) {
+    const auto capped = Tanh(d, hn::Mul(score, hn::Set(d, change.inverse_softcap)));
+    score = hn::Mul(capped, hn::Set(d, change.softcap));
+  }
+  return change.slope == 0 ? score : hn::NegMulAdd(hn::Set(d, change.slope), distance, score);
+}
+
+// A head's sink as the state of a segment: m, and l = 2^(sink - m); no output. l is 0 where there
+// is no sink.
+template <typename T>
+struct SinkState {
+  T reference = 0;
+  T sum = 0;
+};
+template <typename T>
+SinkState<T> SinkStateOf(const Problem& problem, int64_t head) {
+  if (problem.sinks.empty()) return {};
+  const hn::CappedTag<T, 1> one;
+  const auto sink = hn::Set(one, static_cast<T>(problem.sinks[head] * std::numbers::log2e));
+  if (std::isinf(hn::GetLane(sink))) return {};
+  const auto reference = hn::Add(hn::Round(sink), hn::Set(one, T{kThreshold}));
+  return {hn::GetLane(reference), hn::GetLane(Exp2(one, sink, reference))};
 }
 
 // ln(2^reference * sum), the whole numbers added first, with a logarithm of our own: the C

@@ -76,12 +76,12 @@ absl::Status CheckResponse(const Problem& p) {
   return absl::OkStatus();
 }
 
-// The paths compute with scale * log2(e) in the problem's type.
-bool ScaleFits(double scale, DType dtype) {
-  const double scale_log2 = scale * std::numbers::log2e;
-  return dtype == DType::kFloat64 ? std::isfinite(scale_log2)
-                                  : std::isfinite(static_cast<float>(scale_log2));
+// The paths compute with factors times log2(e) in the problem's type.
+double InBase2(double factor, DType dtype) {
+  const double in_base_2 = factor * std::numbers::log2e;
+  return dtype == DType::kFloat64 ? in_base_2 : static_cast<float>(in_base_2);
 }
+bool ScaleFits(double scale, DType dtype) { return std::isfinite(InBase2(scale, dtype)); }
 
 // Larger sides of a window show no more keys, and would overflow a position.
 constexpr int64_t kWidestSide = int64_t{1} << 40;
@@ -138,14 +138,55 @@ absl::int128 SumOfClamped(int64_t c, int64_t limit, int64_t n) {
   return (first + last) * (flat - grows) / 2 + absl::int128{n - flat} * limit;
 }
 
+// Values of a repeated option, one a head. fits: whether one can be computed with.
+absl::Status CheckPerHead(absl::string_view name, const std::vector<double>& values,
+                          const Problem& problem, bool (*fits)(double), absl::string_view rule) {
+  const auto count = static_cast<int64_t>(values.size());
+  if (count != 0 && count != problem.heads) {
+    return InvalidField(
+        absl::StrCat("options.", name),
+        absl::StrCat("has ", count, " entries, must have ", problem.heads, " (one a query head)"));
+  }
+  for (int64_t head = 0; head < count; ++head) {
+    if (fits(InBase2(values[head], problem.dtype))) continue;
+    return InvalidField(
+        absl::StrCat("options.", name, "[", head, "]"),
+        absl::StrCat("is ", values[head], ", must be ", rule, " in ", NameOf(problem.dtype)));
+  }
+  return absl::OkStatus();
+}
+
+// What is done to a score after scale * q * k, and what the softmax holds beside the scores.
+absl::Status ApplyScoreOptions(const AttendOptions& options, Problem& problem) {
+  const double cap = InBase2(options.softcap, problem.dtype);
+  if (!(options.softcap >= 0) || !std::isfinite(cap) || (cap == 0) != (options.softcap == 0)) {
+    return InvalidField("options.softcap", absl::StrCat("is ", options.softcap,
+                                                        ", must be 0 (none) or positive and "
+                                                        "finite in ",
+                                                        NameOf(problem.dtype)));
+  }
+  for (absl::Status status : {
+           CheckPerHead(
+               "alibi_slopes", options.alibi_slopes, problem,
+               [](double slope) { return std::isfinite(slope); }, "finite"),
+           CheckPerHead(
+               "sinks", options.sinks, problem,
+               [](double sink) { return sink < std::numeric_limits<double>::infinity(); },
+               "finite or -inf"),
+       }) {
+    if (!status.ok()) return status;
+  }
+  problem.softcap = options.softcap;
+  problem.alibi_slopes = options.alibi_slopes;
+  problem.sinks = options.sinks;
+  return absl::OkStatus();
+}
+
 absl::Status CheckUnsupportedOptions(const AttendOptions& options) {
   const auto refuse = [](absl::string_view field) {
     return UnsupportedField(absl::StrCat("options.", field), "is not served by this version");
   };
   if (options.mask.has_value()) return refuse("mask");
-  if (options.softcap != 0) return refuse("softcap");
-  if (!options.alibi_slopes.empty()) return refuse("alibi_slopes");
-  if (!options.sinks.empty()) return refuse("sinks");
   return absl::OkStatus();
 }
 
@@ -252,6 +293,7 @@ absl::Status ApplyOptions(const AttendOptions& options, Problem& problem) {
                                      " with room to spare"));
   }
   if (absl::Status status = ApplyVisibility(options, problem); !status.ok()) return status;
+  if (absl::Status status = ApplyScoreOptions(options, problem); !status.ok()) return status;
   if (absl::Status status = CheckUnsupportedOptions(options); !status.ok()) return status;
   problem.path = options.path;
   problem.layout = options.layout;

@@ -81,6 +81,9 @@ struct Problem {
   Causal causal = Causal::kNone;
   std::vector<int64_t> key_lengths;  // one a batch, or none
   Window window;
+  double softcap = 0;                // 0: none
+  std::vector<double> alibi_slopes;  // one a head, or none
+  std::vector<double> sinks;         // one a head, or none
   bool return_weights = false;
   bool return_logsumexp = false;
   bool return_key_sums = false;
@@ -98,6 +101,8 @@ struct Problem {
   KeyRange VisibleKeysOfAny(int64_t batch_index, int64_t first, int64_t count) const;
   // The one question a tile asks. REQUIRES: count > 0.
   Visibility Ask(int64_t batch_index, int64_t first, int64_t count, KeyRange keys) const;
+  // Whether a score is more than the scaled product: its sign may differ from the product's.
+  bool ChangesScores() const { return softcap != 0 || !alibi_slopes.empty(); }
   // The factor of a raw score in the exponent of 2: e^(scale * s) = 2^(ScaleLog2() * s).
   double ScaleLog2() const { return scale * std::numbers::log2e; }
   // (query, key) pairs visible in one head of a batch; saturates at 2^63 - 1.

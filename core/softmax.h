@@ -38,6 +38,13 @@ T StrongerScore(T a, T b, T scale) {
 template <typename T>
 T Exp2OfDifference(T* row, int64_t n, T scale, T reference);
 
+// What a sink adds to the sum: 2^(sink - reference), 0 for a sink of -infinity. reference: not
+// below the sink.
+template <typename T>
+T Exp2OfSink(T sink, T reference) {
+  return sink == -std::numeric_limits<T>::infinity() ? T{0} : std::exp2(sink - reference);
+}
+
 // ln(sum of e^x), given the reference, the scale with log2(e) in it, and the sum that
 // Exp2OfDifference returned.
 template <typename T>

@@ -79,6 +79,18 @@ CLI::Option* AddChoice(CLI::App& app, const std::string& flag, const std::string
       ->type_name(names);
 }
 
+// Numbers separated by commas.
+template <typename Number>
+void AddList(CLI::App& app, const std::string& flag, const std::string& help,
+             google::protobuf::RepeatedField<Number>* field) {
+  app.add_option_function<std::vector<Number>>(
+         flag,
+         [=](const std::vector<Number>& numbers) { field->Assign(numbers.begin(), numbers.end()); },
+         help)
+      ->delimiter(',')
+      ->type_name("N,...");
+}
+
 void AddCallOptions(CLI::App& call, CallArguments& arguments) {
   auto* const query = call.add_option("--query", arguments.query, "Query array, a .npy file");
   auto* const key = call.add_option("--key", arguments.key, "Key array, a .npy file");
@@ -113,14 +125,16 @@ void AddCallOptions(CLI::App& call, CallArguments& arguments) {
                          {"top-left", v1::CAUSAL_TOP_LEFT},
                          {"bottom-right", v1::CAUSAL_BOTTOM_RIGHT}},
                         [&](v1::Causal causal) { arguments.options.set_causal(causal); });
-  call.add_option_function<std::vector<int64_t>>(
-          "--key_lengths",
-          [&](const std::vector<int64_t>& lengths) {
-            arguments.options.mutable_key_lengths()->Assign(lengths.begin(), lengths.end());
-          },
-          "How many keys of each batch are real, separated by commas (all)")
-      ->delimiter(',')
-      ->type_name("N,...");
+  AddList<int64_t>(call, "--key_lengths", "How many keys of each batch are real (all)",
+                   arguments.options.mutable_key_lengths());
+  AddList<double>(call, "--alibi_slopes",
+                  "Each head's slope of attention with linear biases (none)",
+                  arguments.options.mutable_alibi_slopes());
+  AddList<double>(call, "--sinks", "Each head's logit that weighs and has no value (none)",
+                  arguments.options.mutable_sinks());
+  call.add_option_function<double>(
+      "--softcap", [&](double softcap) { arguments.options.set_softcap(softcap); },
+      "Bound of the scores, softcap * tanh(score / softcap) (0: none)");
   call.add_option_function<int64_t>(
       "--window_left", [&](int64_t keys) { arguments.options.mutable_window()->set_left(keys); },
       "Keys before its own that a query sees (all)");

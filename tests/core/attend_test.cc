@@ -205,6 +205,63 @@ TYPED_TEST(AttendTest, LengthsEndTheKeysOfEachBatch) {
                  this->scheduler_);
 }
 
+// Softcap, ALiBi and sinks, each alone and all of them together.
+TYPED_TEST(AttendTest, MatchesTheOracleWhereScoresAreChanged) {
+  const std::pair<int64_t, int64_t> all[] = {{1, 300}, {3, 70}, {130, 300}, {300, 130}, {5, 0}};
+  for (const auto& [queries, keys] : all) {
+    for (const Causal causal : {Causal::kNone, Causal::kTopLeft, Causal::kBottomRight}) {
+      for (int changes = 1; changes < 8; ++changes) {
+        AttendOptions options = ReturningAll(causal);
+        options.scale = 2;
+        if ((changes & 1) != 0) options.softcap = 3;
+        if ((changes & 2) != 0) options.alibi_slopes = {0.25, 0, -0.01, 0.5};
+        if ((changes & 4) != 0) {
+          options.sinks = {0.5, -20, -std::numeric_limits<double>::infinity(), 4};
+        }
+        this->ExpectOracleOnRandom({.batch = 2,
+                                    .heads = 4,
+                                    .kv_heads = 2,
+                                    .queries = queries,
+                                    .keys = keys,
+                                    .width = 3,
+                                    .value_width = 2},
+                                   options);
+      }
+    }
+  }
+}
+
+TYPED_TEST(AttendTest, AlibiCountsTheDistanceFromTheOffset) {
+  using T = typename TestFixture::Real;
+  AttendOptions options = ReturningAll(Causal::kBottomRight);
+  options.alibi_slopes = {0.5};
+  const Problem problem = ProblemOf<T>({.queries = 1, .keys = 3}, options);
+  Inputs<T> inputs = RandomInputs<T>(problem, 1);
+  inputs.query = {0};
+  for (const Path path : kBothPaths) {
+    const auto weights = Compute(On(path, problem), inputs, this->scheduler_).weights;
+    EXPECT_TRUE(Near(weights, {0.186, 0.307, 0.506}, 6e-4)) << NameOf(path);
+  }
+}
+
+TYPED_TEST(AttendTest, ASinkTakesWeightAndGivesNoValue) {
+  using T = typename TestFixture::Real;
+  AttendOptions options = ReturningAll();
+  options.sinks = {std::log(2.0)};
+  const Problem problem = ProblemOf<T>({.queries = 1, .keys = 2}, options);
+  const Inputs<T> inputs{{0}, {1, 2}, {4, 8}};
+  const Problem nothing = ProblemOf<T>({.queries = 1, .keys = 0}, options);
+  for (const Path path : kBothPaths) {
+    const auto results = Compute(On(path, problem), inputs, this->scheduler_);
+    EXPECT_TRUE(Near(results.weights, {0.25, 0.25}, 1e-6)) << NameOf(path);
+    EXPECT_TRUE(Near(results.output, {3}, 1e-6)) << NameOf(path);
+    EXPECT_TRUE(Near(results.logsumexp, {std::log(4.0)}, 1e-6)) << NameOf(path);
+    const auto alone = Compute<T>(On(path, nothing), {{0}, {}, {}}, this->scheduler_);
+    EXPECT_EQ(alone.output[0], 0) << NameOf(path);
+    EXPECT_TRUE(Near(alone.logsumexp, {std::log(2.0)}, 1e-6)) << NameOf(path);
+  }
+}
+
 TYPED_TEST(AttendTest, AWindowCountsTheOthersOnEachSide) {
   using T = typename TestFixture::Real;
   AttendOptions options;
@@ -755,6 +812,11 @@ class RandomProblems {
       for (int64_t b = 0; b < s.batch && Below(3) == 0; ++b) {
         options.key_lengths.resize(s.batch, s.keys);
         options.key_lengths[b] = Below(s.keys + 1);
+      }
+      if (Below(4) == 0) options.softcap = 1 + static_cast<double>(Below(30));
+      for (int64_t h = 0, slopes = Below(3), sinks = Below(3); h < s.heads; ++h) {
+        if (slopes == 0) options.alibi_slopes.push_back(0.1 * static_cast<double>(Below(9)) - 0.2);
+        if (sinks == 0) options.sinks.push_back(static_cast<double>(Below(12)) - 6);
       }
       const std::optional<double> scales[] = {std::nullopt, std::nullopt, 0.0, -0.3, 1.0};
       options.scale = scales[Below(5)];

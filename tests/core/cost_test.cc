@@ -209,6 +209,9 @@ TEST(CostTest, EverythingSaturates) {
                      .causal = causal,
                      .key_lengths = {},
                      .window = {},
+                     .softcap = 0,
+                     .alibi_slopes = {},
+                     .sinks = {},
                      .return_logsumexp = true,
                      .return_key_sums = true};
       head.d_model = huge;

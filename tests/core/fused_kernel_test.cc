@@ -60,9 +60,11 @@ struct FusedRun {
       const int64_t head = row / p.queries;
       group.key = tensors.key.Head(head / p.heads, p.KvHead(head % p.heads));
       group.value = tensors.value.Head(head / p.heads, p.KvHead(head % p.heads));
+      group.batch = head / p.heads;
       group.count = std::min({most_rows, kFusedMostRows, sharing - row % sharing});
       for (int64_t i = 0; i < group.count; ++i) {
         const int64_t h = (row + i) / p.queries;
+        group.head[i] = h % p.heads;
         group.index[i] = (row + i) % p.queries;
         group.query[i] = tensors.query.Head(h / p.heads, h % p.heads).Row(group.index[i]);
       }
@@ -75,7 +77,8 @@ struct FusedRun {
         const int64_t h = (row + i) / p.queries;
         FusedRowResult<T> to;
         to.output = tensors.output.Head(h / p.heads, h % p.heads).Row(group.index[i]);
-        to.value_width = p.value_width;
+        to.problem = &p;
+        to.head = h % p.heads;
         to.reference = reference.data() + row + i;
         to.inverse_sum = inverse_sum.data() + row + i;
         to.logsumexp = logsumexp.data() + row + i;
@@ -97,6 +100,8 @@ struct FusedRun {
           const int64_t row = (b * p.heads + h) * p.queries + first;
           FusedGroup<T> group;
           group.problem = &p;
+          group.batch = b;
+          group.head = h;
           group.first_query = first;
           group.query = tensors.query.Head(b, h).Rows(first, count);
           group.key = tensors.key.Head(b, p.KvHead(h));

@@ -160,8 +160,8 @@ TYPED_TEST(FusedPathTest, CausalRowsHaveTheBitsOfTheReference) {
 }
 
 // Windows, lengths and offsets: where the keys a row sees begin within a block, a segment or a
-// group of four keys, and where rows see none.
-TYPED_TEST(FusedPathTest, RowsThatSeeSomeKeysHaveTheBitsOfTheReference) {
+// group of four keys, and where rows see none; and what changes scores.
+TYPED_TEST(FusedPathTest, EveryOptionHasTheBitsOfTheReference) {
   using T = typename TestFixture::Real;
   struct Case {
     Sizes sizes;
@@ -191,6 +191,26 @@ TYPED_TEST(FusedPathTest, RowsThatSeeSomeKeysHaveTheBitsOfTheReference) {
     add(sizes, Causal::kNone, {0, 0}, {430, 0});
     add(sizes, Causal::kNone, {std::nullopt, 200}, {});
     add(sizes, Causal::kNone, {}, {193, 2});
+  }
+  for (const bool sinks : {false, true}) {
+    AttendOptions options = Options(Causal::kBottomRight);
+    options.softcap = sinks ? 0 : 2.5;
+    options.alibi_slopes = {0.3, -0.01, 0, 0.02};
+    if (sinks) options.sinks = {1, -50, 90, -std::numeric_limits<double>::infinity()};
+    options.return_logsumexp = true;
+    for (const int64_t queries : {2, 45, 250}) {
+      for (const int64_t keys : {0, 430, 4100}) {
+        if (queries * keys > 200'000) continue;
+        cases.push_back({{.batch = 2,
+                          .heads = 4,
+                          .kv_heads = 2,
+                          .queries = queries,
+                          .keys = keys,
+                          .width = 5,
+                          .value_width = 6},
+                         options});
+      }
+    }
   }
   add({.queries = 60, .keys = 8300, .width = 2, .value_width = 3}, Causal::kBottomRight,
       {300, std::nullopt}, {});

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 #include <set>
 #include <type_traits>
 #include <vector>
@@ -27,6 +28,15 @@ struct FusedRule {
   const std::set<int64_t>* moves = nullptr;
 };
 
+// What happens to a row's scores beside scaling, in base 2.
+template <typename T>
+struct FusedScores {
+  T softcap = 0;  // 0: none
+  T slope = 0;
+  int64_t position = 0;  // of the query among the keys
+  T sink = -std::numeric_limits<T>::infinity();
+};
+
 template <typename T>
 struct FusedRow {
   std::vector<T> output;
@@ -40,8 +50,9 @@ class FusedReference {
  public:
   // A row that sees the keys `visible`. query: of D elements. scale: with log2(e) in it.
   FusedReference(const T* query, const MatrixView<const T>& key, const MatrixView<const T>& value,
-                 KeyRange visible, T scale, const FusedRule& rule = {})
-      : key_(key), value_(value), visible_(visible), rule_(rule) {
+                 KeyRange visible, T scale, const FusedScores<T>& scores = {},
+                 const FusedRule& rule = {})
+      : key_(key), value_(value), visible_(visible), scores_(scores), rule_(rule) {
     for (int64_t d = 0; d < key.columns; ++d) query_.push_back(scale * query[d]);
   }
 
@@ -50,15 +61,12 @@ class FusedReference {
     for (int64_t first = 0; first < visible_.end; first += rule_.segment) {
       FusedRow<T> part = Segment(first, std::min(first + rule_.segment, visible_.end));
       total.moves.merge(part.moves);
-      if (part.sum == 0) continue;
-      const T merged = std::max(total.reference, part.reference);
-      const T factor = PowerOfTwo(part.reference - merged);
-      const T total_factor = PowerOfTwo(total.reference - merged);
-      total.reference = merged;
-      total.sum = std::fma(part.sum, factor, total.sum * total_factor);
-      for (int64_t x = 0; x < value_.columns; ++x) {
-        total.output[x] = std::fma(part.output[x], factor, total.output[x] * total_factor);
-      }
+      Merge(total, part);
+    }
+    if (!std::isinf(scores_.sink)) {
+      const T reference = std::nearbyint(scores_.sink) + rule_.threshold;
+      Merge(total,
+            {std::vector<T>(value_.columns, 0), reference, Weight(scores_.sink, reference), {}});
     }
     const T inverse = total.sum == 0 ? T{0} : 1 / total.sum;
     for (T& element : total.output) {
@@ -77,6 +85,18 @@ class FusedReference {
 
   static T PowerOfTwo(T e) { return e >= 1 - kBias ? std::ldexp(T{1}, static_cast<int>(e)) : T{0}; }
 
+  static void Merge(FusedRow<T>& total, const FusedRow<T>& part) {
+    if (part.sum == 0) return;
+    const T merged = std::max(total.reference, part.reference);
+    const T factor = PowerOfTwo(part.reference - merged);
+    const T total_factor = PowerOfTwo(total.reference - merged);
+    total.reference = merged;
+    total.sum = std::fma(part.sum, factor, total.sum * total_factor);
+    for (size_t x = 0; x < total.output.size(); ++x) {
+      total.output[x] = std::fma(part.output[x], factor, total.output[x] * total_factor);
+    }
+  }
+
   // 2^(s - m): the polynomial and its exponent.
   static T Weight(T s, T m) {
     const T n = std::nearbyint(s);
@@ -89,8 +109,18 @@ class FusedReference {
     return std::bit_cast<T>(static_cast<Bits>(std::bit_cast<Bits>(Polynomial(r)) + shift));
   }
 
-  // Highest power first; double takes the even and the odd powers apart.
-  static T Polynomial(T r) {
+  static T Tanh(T x) {
+    const T u = std::fmin(T{kFloat ? 32 : 64}, std::abs(x) * T(2 * std::numbers::log2e));
+    if (std::isnan(x)) return x;
+    const T n = std::nearbyint(u);
+    const T power = std::ldexp(T{1}, static_cast<int>(n));
+    const T less = std::fma(power, Polynomial(u - n, /*minus_one=*/true), power - 1);
+    return std::copysign(less / (less + 2), x);
+  }
+
+  // Highest power first; double takes the even and the odd powers apart. minus_one: without the
+  // constant, which is added last.
+  static T Polynomial(T r, bool minus_one = false) {
     static constexpr float kF[] = {0.001326472712f, 0.009671512645f, 0.05550733743f,
                                    0.2402224209f,   0.6931469776f,   1.0f};
     static constexpr double kD[] = {
@@ -100,13 +130,16 @@ class FusedReference {
         0.2402265069591009822,     0.69314718055994530942,     1.0};
     if constexpr (kFloat) {
       T p = kF[0];
-      for (size_t i = 1; i < std::size(kF); ++i) p = std::fma(p, r, kF[i]);
-      return p;
+      for (size_t i = 1; i + 1 < std::size(kF); ++i) p = std::fma(p, r, kF[i]);
+      return minus_one ? p * r : std::fma(p, r, T{1});
     } else {
       const T r2 = r * r;
       T parts[] = {kD[0], kD[1]};
-      for (size_t i = 2; i < std::size(kD); ++i) parts[i % 2] = std::fma(parts[i % 2], r2, kD[i]);
-      return std::fma(parts[0], r, parts[1]);
+      for (size_t i = 2; i + 1 < std::size(kD); ++i) {
+        parts[i % 2] = std::fma(parts[i % 2], r2, kD[i]);
+      }
+      const T even = minus_one ? parts[1] * r2 : std::fma(parts[1], r2, T{1});
+      return std::fma(parts[0], r, even);
     }
   }
 
@@ -115,6 +148,13 @@ class FusedReference {
   T Score(int64_t j) const {
     T s = 0;
     for (int64_t d = 0; d < key_.columns; ++d) s = std::fma(key_.Row(j)[d], query_[d], s);
+    if (scores_.softcap != 0) s = Tanh(s * (1 / scores_.softcap)) * scores_.softcap;
+    if (scores_.slope != 0) {
+      const int64_t origin = j / rule_.block * rule_.block;
+      const T distance =
+          std::abs(static_cast<T>(scores_.position - origin) - static_cast<T>(j - origin));
+      s = std::fma(-scores_.slope, distance, s);
+    }
     return s;
   }
 
@@ -167,6 +207,7 @@ class FusedReference {
   MatrixView<const T> key_;
   MatrixView<const T> value_;
   KeyRange visible_;
+  FusedScores<T> scores_;
   FusedRule rule_;
 };
 

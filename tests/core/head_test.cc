@@ -404,7 +404,6 @@ TEST(MakeHeadProblemTest, NamesWhatThisVersionDoesNotServe) {
        [](HeadSpec& s) {
          s.options.mask = TensorSpec{DType::kBool, {3, 3}};
        }},
-      {"options.softcap", [](HeadSpec& s) { s.options.softcap = 30; }},
   };
   for (const BadSpec& bad : bad_specs) {
     HeadSpec spec = SpecOf(kTwoHeads);

@@ -15,6 +15,15 @@ int64_t Offset(Layout layout, int64_t heads, int64_t tokens, int64_t width, int6
   return ((batch * tokens + token) * heads + head) * width;
 }
 
+int64_t Length(const Problem& p, int64_t batch) {
+  return p.key_lengths.empty() ? p.keys : p.key_lengths[batch];
+}
+
+// Where query i stands among the keys.
+int64_t Position(const Problem& p, int64_t batch, int64_t i) {
+  return p.causal == Causal::kBottomRight ? i + Length(p, batch) - p.queries : i;
+}
+
 double Dot(const double* a, const double* b, int64_t n) {
   double sum = 0;
   for (int64_t d = 0; d < n; ++d) sum += a[d] * b[d];
@@ -22,10 +31,10 @@ double Dot(const double* a, const double* b, int64_t n) {
 }
 
 // Turns the scores of the `seen` keys of a row into weights; returns its logsumexp.
-double Softmax(double* row, const std::vector<int64_t>& seen) {
-  double max = -std::numeric_limits<double>::infinity();
+double Softmax(double* row, const std::vector<int64_t>& seen, double sink) {
+  double max = sink;
   for (const int64_t j : seen) max = std::max(max, row[j]);  // passes over NaN
-  double sum = 0;
+  double sum = std::isinf(sink) ? 0 : std::exp(sink - max);
   for (const int64_t j : seen) {
     row[j] = std::exp(row[j] - max);
     sum += row[j];
@@ -37,8 +46,8 @@ double Softmax(double* row, const std::vector<int64_t>& seen) {
 }  // namespace
 
 bool OracleSees(const Problem& p, int64_t batch, int64_t i, int64_t j) {
-  const int64_t length = p.key_lengths.empty() ? p.keys : p.key_lengths[batch];
-  const int64_t position = p.causal == Causal::kBottomRight ? i + length - p.queries : i;
+  const int64_t length = Length(p, batch);
+  const int64_t position = Position(p, batch, i);
   if (j >= length) return false;
   if (p.causal != Causal::kNone && j > position) return false;
   if (p.window.left.has_value() && position - j > *p.window.left) return false;
@@ -61,8 +70,12 @@ OracleResult Oracle(const Problem& p, const std::vector<double>& query,
         for (int64_t j = 0; j < p.keys; ++j) {
           if (OracleSees(p, b, i, j)) seen.push_back(j);
         }
-        if (seen.empty()) continue;
+        const double sink = p.sinks.empty() ? -std::numeric_limits<double>::infinity() : p.sinks[h];
         const int64_t row = (b * p.heads + h) * p.queries + i;
+        if (seen.empty()) {
+          result.logsumexp[row] = sink;
+          continue;
+        }
         double* const weights = result.weights.data() + row * p.keys;
         double* const sums = result.key_sums.data() + (b * p.heads + h) * p.keys;
         double* const output =
@@ -72,9 +85,14 @@ OracleResult Oracle(const Problem& p, const std::vector<double>& query,
         for (const int64_t j : seen) {
           const double* const k =
               key.data() + Offset(p.layout, p.kv_heads, p.keys, p.width, b, kv_head, j);
-          weights[j] = p.scale * Dot(q, k, p.width);
+          double& score = weights[j];
+          score = p.scale * Dot(q, k, p.width);
+          if (p.softcap != 0) score = p.softcap * std::tanh(score / p.softcap);
+          if (!p.alibi_slopes.empty()) {
+            score -= p.alibi_slopes[h] * std::abs(static_cast<double>(Position(p, b, i) - j));
+          }
         }
-        result.logsumexp[row] = Softmax(weights, seen);
+        result.logsumexp[row] = Softmax(weights, seen, sink);
         for (const int64_t j : seen) {
           const double* const v =
               value.data() + Offset(p.layout, p.kv_heads, p.keys, p.value_width, b, kv_head, j);

@@ -280,15 +280,6 @@ TEST(MakeProblemTest, NamesTheOptionItDoesNotServe) {
        [](AttendOptions& o) {
          o.mask = TensorSpec{DType::kBool, {3, 5}};
        }},
-      {"options.softcap", [](AttendOptions& o) { o.softcap = 30; }},
-      {"options.alibi_slopes",
-       [](AttendOptions& o) {
-         o.alibi_slopes = {1, 1, 1, 1};
-       }},
-      {"options.sinks",
-       [](AttendOptions& o) {
-         o.sinks = {0, 0, 0, 0};
-       }},
   };
   for (const auto& [field, set] : cases) {
     Request request = RequestOf({});
@@ -330,6 +321,48 @@ TEST(MakeProblemTest, RefusesANegativeSideOfTheWindow) {
   EXPECT_THAT(request.Refusal(), IsInvalid("options.window.left", {"is -1", "0 or more"}));
   request.options.window = Window{2, std::numeric_limits<int64_t>::min()};
   EXPECT_THAT(request.Refusal(), IsInvalid("options.window.right", {"is -9223372036854775808"}));
+}
+
+TEST(MakeProblemTest, TakesWhatChangesScores) {
+  Request request = RequestOf({});
+  request.options.softcap = 30;
+  request.options.alibi_slopes = {1, -1, 0, 0.5};
+  request.options.sinks = {0, -3, 1e30, -std::numeric_limits<double>::infinity()};
+  const auto problem = request.Make();
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  EXPECT_EQ(problem->softcap, 30);
+  EXPECT_EQ(problem->alibi_slopes, request.options.alibi_slopes);
+  EXPECT_EQ(problem->sinks, request.options.sinks);
+}
+
+TEST(MakeProblemTest, RefusesWhatCannotChangeScores) {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  struct Case {
+    const char* field;
+    double softcap;
+    std::vector<double> slopes;
+    std::vector<double> sinks;
+    std::vector<std::string> texts;
+  };
+  const Case cases[] = {
+      {"options.softcap", -1, {}, {}, {"is -1", "positive"}},
+      {"options.softcap", kNaN, {}, {}, {"is nan", "positive"}},
+      {"options.softcap", kInfinity, {}, {}, {"is inf", "finite"}},
+      {"options.softcap", 1e-60, {}, {}, {"1e-60", "FLOAT32"}},
+      {"options.alibi_slopes", 0, {1}, {}, {"has 1", "must have 4", "one a query head"}},
+      {"options.alibi_slopes[2]", 0, {1, 1, 1e39, 1}, {}, {"is 1e+39", "finite in FLOAT32"}},
+      {"options.sinks", 0, {}, {1, 2, 3, 4, 5}, {"has 5"}},
+      {"options.sinks[1]", 0, {}, {1, kNaN, 3, 4}, {"is nan"}},
+      {"options.sinks[3]", 0, {}, {1, 2, 3, kInfinity}, {"is inf", "finite or -inf"}},
+  };
+  for (const Case& c : cases) {
+    Request request = RequestOf({});
+    request.options.softcap = c.softcap;
+    request.options.alibi_slopes = c.slopes;
+    request.options.sinks = c.sinks;
+    EXPECT_THAT(request.Refusal(), IsInvalid(c.field, c.texts));
+  }
 }
 
 TEST(MakeProblemTest, RefusesAScaleThatTheTypeDoesNotHold) {

@@ -77,6 +77,9 @@ inline std::string Describe(const Problem& p) {
       p.window.left.has_value() ? absl::StrCat(" left=", *p.window.left) : "",
       p.window.right.has_value() ? absl::StrCat(" right=", *p.window.right) : "",
       p.key_lengths.empty() ? "" : absl::StrCat(" lengths=", absl::StrJoin(p.key_lengths, ",")),
+      p.softcap != 0 ? absl::StrCat(" softcap=", p.softcap) : "",
+      p.alibi_slopes.empty() ? "" : absl::StrCat(" slopes=", absl::StrJoin(p.alibi_slopes, ",")),
+      p.sinks.empty() ? "" : absl::StrCat(" sinks=", absl::StrJoin(p.sinks, ",")),
       p.return_weights ? " weights" : "", p.return_logsumexp ? " logsumexp" : "",
       p.return_key_sums ? " key_sums" : "");
 }
@@ -194,7 +197,8 @@ struct Tolerance {
   double tiny = 0;       // absolute, beside the relative ones: what is flushed to 0
 };
 
-// max|score| and max|V|: bounds on |scale| * sum |q_d k_d|, and on a value. Elements that are not
+// max|score| and max|V|: bounds on |scale| * sum |q_d k_d|, with what ALiBi takes off and a sink,
+// and on a value. Elements that are not
 // finite are left out, as the rows that see them are NaN and not compared by size.
 struct Magnitudes {
   double score = 0;
@@ -219,8 +223,16 @@ double LargestNorm(const std::vector<T>& rows, int64_t width) {
 // By Cauchy and Schwarz, sum |q_d k_d| is at most the product of the norms.
 template <typename T>
 Magnitudes MagnitudesOf(const Problem& p, const Inputs<T>& inputs) {
-  return {std::abs(p.scale) * LargestNorm(inputs.query, p.width) * LargestNorm(inputs.key, p.width),
-          LargestNorm(inputs.value, 1)};
+  double score =
+      std::abs(p.scale) * LargestNorm(inputs.query, p.width) * LargestNorm(inputs.key, p.width);
+  const auto largest = [](const std::vector<double>& numbers) {
+    double most = 0;
+    for (const double x : numbers) most = std::isfinite(x) ? std::max(most, std::abs(x)) : most;
+    return most;
+  };
+  score += largest(p.alibi_slopes) * static_cast<double>(std::max(p.queries, p.keys));
+  score += largest(p.sinks);
+  return {score, LargestNorm(inputs.value, 1)};
 }
 
 // The error of a sum of n products, beside the sum of their absolute values. The roundings, each at
@@ -240,7 +252,7 @@ constexpr double UnitRoundoff() {
 //   score      a dot product of D terms is off by SumError(D) S. The rounded scale, its product
 //   with
 //              the score, and the difference from the maximum (at most 2 S) add up to 4 u S.
-//              Together: e.
+//              A softcap adds 8 u of it, for a tangent that is off by 6 u of itself. Together: e.
 //   weight     exp(s_j) / sum exp(s_k): e enters numerator and denominator, a factor e^(2 e). Then
 //              relative: the sum of Tk terms, SumError(Tk); the exponential's polynomial, 3 u above
 //              and below; the rescaling whenever a block of 256 keys raises the maximum, 3 u each;
@@ -254,7 +266,7 @@ constexpr double UnitRoundoff() {
 template <typename T>
 Tolerance ToleranceOf(const Problem& p, const Magnitudes& magnitudes) {
   const double u = UnitRoundoff<T>();
-  const double score = (SumError(p.width, u) + 4 * u) * magnitudes.score;
+  const double score = (SumError(p.width, u) + (p.softcap == 0 ? 4 : 12) * u) * magnitudes.score;
   const double sum =
       SumError(p.keys, u) + (16 + 3 * std::floor(static_cast<double>(p.keys) / 256)) * u;
   Tolerance tolerance;

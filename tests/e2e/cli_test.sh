@@ -34,6 +34,11 @@ exits 0 '^output +\(1, 2, 64, 16\)' "$bin/attend" call --query="$work/explicit.n
 exits 0 '^output +\(6, 5\)' "$bin/attend" call --shape=6,5 --random=1 --dtype=float64
 exits 0 '^output +\(6, 5, 4\)' "$bin/attend" call --shape=6,5,4 --random=1 --layout=bthd
 
+# Every option of a call.
+exits 0 '^output +\(1, 1, 3, 4\)' "$bin/attend" call --shape=1,1,3,4 --random=1 --softcap=5 \
+  --alibi_slopes=0.5 --sinks=-1 --window_left=1 --window_right=0 --causal=bottom-right \
+  --key_lengths=2
+
 # What is wrong gets one line and its own exit code; arrays are looked at before a server is.
 one_line() { [ "$(wc -l < "$work/out")" = 1 ] || { cat "$work/out" >&2; fail "more than one line"; }; }
 exits 2 'is required|required' "$bin/attend"
