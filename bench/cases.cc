@@ -74,6 +74,15 @@ std::vector<Case> MakeKernelCases() {
       WithHeads(Decode("decode_h32_kv8_t4096_d128", 1, 4096, 128), 1, 32, 8),
       Decode("decode_h8_t65536_d64", 1, 65536, 64),
   };
+  const Case t8192 = Square("", 8192, 64);
+  for (Case c : {
+           With(t8192, "option_t8192_d64_window", &Case::window_left, std::optional<int64_t>(256)),
+           With(t2048, "option_t2048_d64_length", &Case::key_length, std::optional<int64_t>(1024)),
+           With(t2048, "option_t2048_d64_softcap", &Case::softcap, 30.0),
+           With(t2048, "option_t2048_d64_alibi", &Case::alibi_slope, 0.01),
+       }) {
+    cases.push_back(std::move(c));
+  }
   for (const int64_t queries : {2, 4, 8, 16}) {
     cases.push_back(WithHeads(
         Decode(absl::StrCat("decode_q", queries, "_h32_kv8_t4096_d128"), queries, 4096, 128), 1, 32,
@@ -119,6 +128,10 @@ core::Problem ProblemOf(const Case& c) {
   options.path = c.path;
   options.layout = c.layout;
   options.causal = c.causal;
+  if (c.window_left.has_value()) options.window = core::Window{c.window_left, 0};
+  if (c.key_length.has_value()) options.key_lengths.assign(c.batch, *c.key_length);
+  options.softcap = c.softcap;
+  if (c.alibi_slope != 0) options.alibi_slopes.assign(c.heads, c.alibi_slope);
   const core::TensorSpec keys = spec(c.kv_heads, c.keys);
   return *core::MakeProblem(spec(c.heads, c.queries), keys, keys, options);
 }

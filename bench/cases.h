@@ -3,6 +3,7 @@
 #define ATTENDANT_BENCH_CASES_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,11 @@ struct Case {
   int64_t queries = 0;
   int64_t keys = 0;
   int64_t width = 64;  // of query, key and value
+  // Options beside causal; each sees what it says of the keys, or does it to every head's scores.
+  std::optional<int64_t> window_left;  // with a window_right of 0
+  std::optional<int64_t> key_length;
+  double softcap = 0;
+  double alibi_slope = 0;
   // Few queries over keys and values that come from memory, not from a cache: held against the
   // bandwidth of reading them.
   bool decode = false;

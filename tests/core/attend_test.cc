@@ -11,9 +11,11 @@
 #include <random>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "core/cost.h"
 #include "core/scheduler.h"
 #include "core/workspace.h"
+#include "tests/core/flags.h"
 #include "tests/core/oracle.h"
 #include "tests/core/testing.h"
 
@@ -850,10 +852,13 @@ class RandomProblems {
   std::mt19937 rng_;
 };
 
+// All options at once. core_test --problems=N --seed=S runs others.
 TYPED_TEST(AttendTest, MatchesTheOracleOnRandomProblems) {
-  constexpr uint32_t kFirstSeed = 20240917;
-  for (uint32_t seed = kFirstSeed; seed < kFirstSeed + 300 && !this->HasFailure(); ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  const testing::TestInfo& test = *testing::UnitTest::GetInstance()->current_test_info();
+  uint32_t seed = TheFlags().seed;
+  for (int64_t n = 0; n < TheFlags().problems && !this->HasFailure(); ++n, ++seed) {
+    SCOPED_TRACE(absl::StrCat("core_test --gtest_filter=", test.test_suite_name(), ".", test.name(),
+                              " --problems=1 --seed=", seed));
     const auto problem = RandomProblems(seed).Next<typename TestFixture::Real>();
     ExpectOracle(problem, RandomInputs<typename TestFixture::Real>(problem, seed),
                  this->scheduler_);
