@@ -101,6 +101,7 @@ class ChunkedJob {
                         ? nullptr
                         : tensors_.key_sums + block.flat_head * problem_.keys + keys.begin;
     if (sums != nullptr) std::fill_n(sums, keys.size(), T{0});
+    const HeadScores<T> scores_of(problem_, block.batch, block.head);
     for (int64_t first = 0; first < problem_.queries; first += kQueryBlock) {
       if (context.stopped()) return absl::OkStatus();
       const int64_t count = std::min(kQueryBlock, problem_.queries - first);
@@ -111,7 +112,7 @@ class ChunkedJob {
         if (!status.ok()) return status;
       }
       for (int64_t i = 0; i < count; ++i) {
-        WeightsOfRow(block, first + i, keys, weights.Row(i));
+        WeightsOfRow(block, scores_of, first + i, keys, weights.Row(i));
         if (sums != nullptr) AddRow(sums, weights.Row(i), keys.size());
       }
     }
@@ -190,11 +191,9 @@ class ChunkedJob {
     const auto output = tensors_.output.Head(block.batch, block.head);
     const int64_t first_row = block.flat_head * problem_.queries + block.first;
     for (int64_t i = 0; i < block.count; ++i) {
-      if (!problem_.sinks.empty()) {
-        const T sink = group.scores_of.sink();
-        MoveReference(group, i, std::max(group.reference[i], sink));
-        group.sum[i] += Exp2OfSink(sink, group.reference[i]);
-      }
+      const T sink = group.scores_of.sink();
+      MoveReference(group, i, std::max(group.reference[i], sink));
+      group.sum[i] += Exp2OfSink(sink, group.reference[i]);
       // A row without a visible key: 0, and logsumexp -infinity.
       const T inverse = group.sum[i] == 0 ? T{0} : 1 / group.sum[i];
       T* const out = output.Row(block.first + i);
@@ -223,12 +222,12 @@ class ChunkedJob {
   }
 
   // Turns a row of unscaled scores into weights, by what the first sweep found.
-  void WeightsOfRow(const Tiling::Block& block, int64_t query, KeyRange keys, T* row) const {
+  void WeightsOfRow(const Tiling::Block& block, const HeadScores<T>& scores_of, int64_t query,
+                    KeyRange keys, T* row) const {
     const KeyRange seen = SeenWithin(block.batch, query, keys);
     ZeroHidden(row, keys, seen);
     const int64_t index = block.flat_head * problem_.queries + query;
     T* const visible = row + (seen.begin - keys.begin);
-    const HeadScores<T> scores_of(problem_, block.batch, block.head);
     scores_of.Apply(query, seen, visible);
     Exp2OfDifference(visible, seen.size(), scores_of.scale(), rows_.references()[index]);
     ScaleRow(visible, seen.size(), rows_.inverse_sums()[index]);

@@ -65,10 +65,9 @@ struct ExplicitJob {
     std::fill(row + seen.end, row + problem.keys, T{0});
     T* const visible = row + seen.begin;
     const T scale = scores_of.scale();
-    T reference = DominantScore(visible, seen.size(), scale);
-    if (!problem.sinks.empty()) reference = std::max(reference, scores_of.sink());
-    T sum = Exp2OfDifference(visible, seen.size(), scale, reference);
-    if (!problem.sinks.empty()) sum += Exp2OfSink(scores_of.sink(), reference);
+    const T reference = std::max(DominantScore(visible, seen.size(), scale), scores_of.sink());
+    const T sum = Exp2OfDifference(visible, seen.size(), scale, reference) +
+                  Exp2OfSink(scores_of.sink(), reference);
     // A row without a visible key, or whose every score is -infinity: 0, and logsumexp -infinity.
     if (sum != 0) ScaleRow(visible, seen.size(), 1 / sum);
     return NaturalLogSumExp(reference, scale, sum);

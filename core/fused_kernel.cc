@@ -345,6 +345,10 @@ void ForwardImpl(const FusedGroup<T>& group, T* memory, const std::atomic<bool>&
   const ScoreChange<T> change = ScoreChangeOf<T>(problem, group.head);
   const SinkState<T> sink = SinkStateOf<T>(problem, group.head);
   const bool merge = end > kFusedSegment || sink.sum != 0;
+  const auto merge_segment = [&](const Panel<T>& panel) {
+    WithVectors(panel.vectors,
+                [&]<int kVectors>() { MergeSegment<T, kVectors>(panel, dimensions); });
+  };
   for (int i = 0; i < panels; ++i) {
     const Panel<T>& panel = scratch.panels[i];
     Empty(LanesOfPanel(panel), dimensions, panel.reference, panel.sum, panel.output);
@@ -379,20 +383,17 @@ void ForwardImpl(const FusedGroup<T>& group, T* memory, const std::atomic<bool>&
     }
     for (int i = 0; merge && i < panels; ++i) {
       const Panel<T>& panel = scratch.panels[i];
-      WithVectors(panel.vectors,
-                  [&]<int kVectors>() { MergeSegment<T, kVectors>(panel, dimensions); });
+      merge_segment(panel);
       Empty(LanesOfPanel(panel), dimensions, panel.reference, panel.sum, panel.output);
     }
   }
   for (int i = 0; i < panels; ++i) {
     const Panel<T>& panel = scratch.panels[i];
     if (sink.sum != 0) {
-      // A last segment without an output.
+      // A last segment; its output is still the empty state's.
       std::fill_n(panel.reference, LanesOfPanel(panel), sink.reference);
       std::fill_n(panel.sum, LanesOfPanel(panel), sink.sum);
-      std::fill_n(panel.output, dimensions * LanesOfPanel(panel), T{0});
-      WithVectors(panel.vectors,
-                  [&]<int kVectors>() { MergeSegment<T, kVectors>(panel, dimensions); });
+      merge_segment(panel);
     }
     FinishPanel(group, panel, merge);
   }

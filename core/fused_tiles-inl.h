@@ -80,13 +80,8 @@ constexpr int64_t StripStride() {
 // 2^e of whole numbers e <= 0; exactly 0 below the normal numbers.
 template <class D, typename T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> PowerOfTwo(D d, hn::Vec<D> e) {
-  using Constants = Exp2Constants<T>;
   constexpr int kBias = std::numeric_limits<T>::max_exponent - 1;
-  const hn::RebindToSigned<D> di;
-  const auto field =
-      hn::Add(hn::Max(e, hn::Set(d, T{-kBias})), hn::Set(d, Constants::kMagic + kBias));
-  const auto power =
-      hn::BitCast(d, hn::ShiftLeft<Constants::kMantissaBits>(hn::BitCast(di, field)));
+  const auto power = NormalPowerOfTwo(d, hn::Max(e, hn::Set(d, T{-kBias})));
   return hn::IfThenZeroElse(hn::Lt(e, hn::Set(d, T{1 - kBias})), power);
 }
 
@@ -101,11 +96,9 @@ struct ScoreChange {
 template <typename T>
 ScoreChange<T> ScoreChangeOf(const Problem& problem, int64_t head) {
   ScoreChange<T> change;
-  change.softcap = static_cast<T>(problem.softcap * std::numbers::log2e);
+  change.softcap = static_cast<T>(problem.SoftcapLog2());
   if (change.softcap != 0) change.inverse_softcap = 1 / change.softcap;
-  if (!problem.alibi_slopes.empty()) {
-    change.slope = static_cast<T>(problem.alibi_slopes[head] * std::numbers::log2e);
-  }
+  change.slope = static_cast<T>(problem.SlopeLog2(head));
   return change;
 }
 
@@ -129,9 +122,8 @@ struct SinkState {
 };
 template <typename T>
 SinkState<T> SinkStateOf(const Problem& problem, int64_t head) {
-  if (problem.sinks.empty()) return {};
   const hn::CappedTag<T, 1> one;
-  const auto sink = hn::Set(one, static_cast<T>(problem.sinks[head] * std::numbers::log2e));
+  const auto sink = hn::Set(one, static_cast<T>(problem.SinkLog2(head)));
   if (std::isinf(hn::GetLane(sink))) return {};
   const auto reference = hn::Add(hn::Round(sink), hn::Set(one, T{kThreshold}));
   return {hn::GetLane(reference), hn::GetLane(Exp2(one, sink, reference))};

@@ -1,28 +1,17 @@
 #include "core/head_scores.h"
 
 #include <cmath>
-#include <limits>
-#include <numbers>
 
 namespace attendant::core {
-namespace {
-
-template <typename T>
-T InBase2(double natural) {
-  return static_cast<T>(natural * std::numbers::log2e);
-}
-
-}  // namespace
 
 template <typename T>
 HeadScores<T>::HeadScores(const Problem& problem, int64_t batch, int64_t head)
     : changes_(problem.ChangesScores() || !problem.sinks.empty()),
       scale_(static_cast<T>(problem.ScaleLog2())),
-      softcap_(InBase2<T>(problem.softcap)),
-      slope_(problem.alibi_slopes.empty() ? T{0} : InBase2<T>(problem.alibi_slopes[head])),
+      softcap_(static_cast<T>(problem.SoftcapLog2())),
+      slope_(static_cast<T>(problem.SlopeLog2(head))),
       offset_(problem.Offset(batch)),
-      sink_(problem.sinks.empty() ? -std::numeric_limits<T>::infinity()
-                                  : InBase2<T>(problem.sinks[head])) {}
+      sink_(static_cast<T>(problem.SinkLog2(head))) {}
 
 template <typename T>
 void HeadScores<T>::Apply(int64_t query, KeyRange keys, T* row) const {

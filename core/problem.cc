@@ -183,11 +183,8 @@ absl::Status ApplyScoreOptions(const AttendOptions& options, Problem& problem) {
 }
 
 absl::Status CheckUnsupportedOptions(const AttendOptions& options) {
-  const auto refuse = [](absl::string_view field) {
-    return UnsupportedField(absl::StrCat("options.", field), "is not served by this version");
-  };
-  if (options.mask.has_value()) return refuse("mask");
-  return absl::OkStatus();
+  if (!options.mask.has_value()) return absl::OkStatus();
+  return UnsupportedField("options.mask", "is not served by this version");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #define ATTENDANT_CORE_PROBLEM_H_
 
 #include <cstdint>
+#include <limits>
 #include <numbers>
 #include <optional>
 #include <string>
@@ -105,6 +106,16 @@ struct Problem {
   bool ChangesScores() const { return softcap != 0 || !alibi_slopes.empty(); }
   // The factor of a raw score in the exponent of 2: e^(scale * s) = 2^(ScaleLog2() * s).
   double ScaleLog2() const { return scale * std::numbers::log2e; }
+  // The other options in the same units: 0 where there is no softcap or slope, -infinity where
+  // there is no sink.
+  double SoftcapLog2() const { return softcap * std::numbers::log2e; }
+  double SlopeLog2(int64_t head) const {
+    return alibi_slopes.empty() ? 0 : alibi_slopes[head] * std::numbers::log2e;
+  }
+  double SinkLog2(int64_t head) const {
+    return sinks.empty() ? -std::numeric_limits<double>::infinity()
+                         : sinks[head] * std::numbers::log2e;
+  }
   // (query, key) pairs visible in one head of a batch; saturates at 2^63 - 1.
   int64_t VisiblePairs(int64_t batch_index) const;
 };

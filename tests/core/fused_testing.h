@@ -116,12 +116,10 @@ ReferenceAnswer<T> ReferenceOf(const Problem& p, const Inputs<T>& inputs,
   for (int64_t b = 0; b < p.batch; ++b) {
     for (int64_t h = 0; h < p.heads; ++h) {
       for (int64_t i = 0; i < p.queries; ++i) {
-        const auto in_base_2 = [](double x) { return static_cast<T>(x * std::numbers::log2e); };
-        FusedScores<T> scores;
-        scores.softcap = in_base_2(p.softcap);
-        if (!p.alibi_slopes.empty()) scores.slope = in_base_2(p.alibi_slopes[h]);
-        scores.position = i + p.Offset(b);
-        if (!p.sinks.empty()) scores.sink = in_base_2(p.sinks[h]);
+        const FusedScores<T> scores{.softcap = static_cast<T>(p.SoftcapLog2()),
+                                    .slope = static_cast<T>(p.SlopeLog2(h)),
+                                    .position = i + p.Offset(b),
+                                    .sink = static_cast<T>(p.SinkLog2(h))};
         FusedRow<T> row =
             FusedReference<T>(tensors.query.Head(b, h).Row(i), tensors.key.Head(b, p.KvHead(h)),
                               tensors.value.Head(b, p.KvHead(h)), p.VisibleKeys(b, i),
