@@ -75,11 +75,17 @@ std::vector<Case> MakeKernelCases() {
       Decode("decode_h8_t65536_d64", 1, 65536, 64),
   };
   const Case t8192 = Square("", 8192, 64);
+  const Case t512_h4_d32 = WithHeads(Square("option_t512_h4_d32", 512, 32), 1, 4, 4);
   for (Case c : {
            With(t8192, "option_t8192_d64_window", &Case::window_left, std::optional<int64_t>(256)),
            With(t2048, "option_t2048_d64_length", &Case::key_length, std::optional<int64_t>(1024)),
            With(t2048, "option_t2048_d64_softcap", &Case::softcap, 30.0),
            With(t2048, "option_t2048_d64_alibi", &Case::alibi_slope, 0.01),
+           With(t2048, "option_t2048_d64_bool_mask", &Case::mask, Mask::kBool),
+           With(t2048, "option_t2048_d64_added_mask", &Case::mask, Mask::kAdded),
+           With(t2048, "option_t2048_d64_far_mask", &Case::mask, Mask::kFar),
+           t512_h4_d32,
+           With(t512_h4_d32, "option_t512_h4_d32_added_mask", &Case::mask, Mask::kAdded),
        }) {
     cases.push_back(std::move(c));
   }
@@ -131,6 +137,10 @@ core::Problem ProblemOf(const Case& c) {
   if (c.window_left.has_value()) options.window = core::Window{c.window_left, 0};
   if (c.key_length.has_value()) options.key_lengths.assign(c.batch, *c.key_length);
   options.softcap = c.softcap;
+  if (c.mask != Mask::kNone) {
+    const DType dtype = c.mask == Mask::kBool ? DType::kBool : c.dtype;
+    options.mask = core::TensorSpec{dtype, {c.queries, c.keys}};
+  }
   if (c.alibi_slope != 0) options.alibi_slopes.assign(c.heads, c.alibi_slope);
   const core::TensorSpec keys = spec(c.kv_heads, c.keys);
   return *core::MakeProblem(spec(c.heads, c.queries), keys, keys, options);

@@ -13,6 +13,16 @@
 
 namespace attendant::bench {
 
+// A mask of (queries, keys), shared by all heads. kFar: 9 of 10 keys are at -1e30.
+enum class Mask { kNone, kBool, kAdded, kFar };
+
+constexpr const char* NameOf(Mask mask) {
+  return mask == Mask::kBool    ? "bool"
+         : mask == Mask::kAdded ? "added"
+         : mask == Mask::kFar   ? "far"
+                                : "";
+}
+
 struct Case {
   std::string name;
   core::DType dtype = core::DType::kFloat32;
@@ -30,6 +40,7 @@ struct Case {
   std::optional<int64_t> key_length;
   double softcap = 0;
   double alibi_slope = 0;
+  Mask mask = Mask::kNone;
   // Few queries over keys and values that come from memory, not from a cache: held against the
   // bandwidth of reading them.
   bool decode = false;

@@ -40,6 +40,7 @@ CaseResult ResultFor(const char* mode, const Case& c, const Settings& settings) 
   if (c.key_length.has_value()) result.set_key_length(static_cast<int32_t>(*c.key_length));
   result.set_softcap(c.softcap);
   result.set_alibi_slope(c.alibi_slope);
+  result.set_mask(NameOf(c.mask));
   result.set_flops(static_cast<double>(core::ProductFlops(ProblemOf(c))));
   result.set_key_value_bytes(
       static_cast<double>(2 * c.batch * c.kv_heads * c.keys * c.width * core::SizeOf(c.dtype)));

@@ -65,7 +65,29 @@ absl::StatusOr<Workload<T>> Workload<T>::Make(const Case& c, int64_t copies) {
     if (absl::Status status = AllocateAndFill(count, first, *buffer); !status.ok()) return status;
     first += count;
   }
+  if (absl::Status status = workload.MakeMask(c.mask); !status.ok()) return status;
   return workload;
+}
+
+template <typename T>
+absl::Status Workload<T>::MakeMask(Mask mask) {
+  if (mask == Mask::kNone) return absl::OkStatus();
+  const int64_t count = problem_.queries * problem_.keys;
+  auto bytes = core::Workspace::Process().Allocate<unsigned char>(
+      count * core::SizeOf(problem_.mask->dtype));
+  if (!bytes.ok()) return bytes.status();
+  mask_ = *std::move(bytes);
+  std::mt19937 generator(2);
+  std::normal_distribution<T> normal;
+  for (int64_t i = 0; i < count; ++i) {
+    if (mask == Mask::kBool) {
+      mask_.data()[i] = generator() % 2;
+      continue;
+    }
+    const bool far = mask == Mask::kFar && generator() % 10 != 0;
+    reinterpret_cast<T*>(mask_.data())[i] = far ? T{-1e30f} : normal(generator);
+  }
+  return absl::OkStatus();
 }
 
 template <typename T>
@@ -75,11 +97,12 @@ absl::Status Workload<T>::Run(core::Scheduler& scheduler, core::Kernel kernel) {
   const auto view = [&](auto* data, int64_t heads, int64_t tokens) {
     return core::TensorView(data, p.layout, heads, tokens, p.width);
   };
-  const core::AttendTensors<T> tensors{
-      view(static_cast<const T*>(query_.data()), p.heads, p.queries),
-      view(static_cast<const T*>(copy.key.data()), p.kv_heads, p.keys),
-      view(static_cast<const T*>(copy.value.data()), p.kv_heads, p.keys),
-      view(output_.data(), p.heads, p.queries)};
+  core::AttendTensors<T> tensors;
+  tensors.query = view(static_cast<const T*>(query_.data()), p.heads, p.queries);
+  tensors.key = view(static_cast<const T*>(copy.key.data()), p.kv_heads, p.keys);
+  tensors.value = view(static_cast<const T*>(copy.value.data()), p.kv_heads, p.keys);
+  tensors.mask = mask_.data();
+  tensors.output = view(output_.data(), p.heads, p.queries);
   core::Workspace workspace;
   auto stages = core::AttendStages<T>(p, tensors, {&workspace, scheduler.threads(), kernel});
   if (!stages.ok()) return stages.status();

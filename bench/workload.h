@@ -45,9 +45,11 @@ class Workload {
 
  private:
   explicit Workload(const Case& c) : problem_(ProblemOf(c)) {}
+  absl::Status MakeMask(Mask mask);
 
   core::Problem problem_;
   core::Buffer<T> query_;
+  core::Buffer<unsigned char> mask_;
   std::vector<KeyValue> copies_;
   core::Buffer<T> output_;
   size_t turn_ = 0;

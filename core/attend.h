@@ -17,10 +17,11 @@ namespace attendant::core {
 // The memory of one problem; owned by the caller, who keeps it until the job is done.
 template <typename T>
 struct AttendTensors {
-  TensorView<const T> query;  // (B, H, Tq, D)
-  TensorView<const T> key;    // (B, Hkv, Tk, D)
-  TensorView<const T> value;  // (B, Hkv, Tk, Dv)
-  TensorView<T> output;       // (B, H, Tq, Dv)
+  TensorView<const T> query;   // (B, H, Tq, D)
+  TensorView<const T> key;     // (B, Hkv, Tk, D)
+  TensorView<const T> value;   // (B, Hkv, Tk, Dv)
+  const void* mask = nullptr;  // as the problem's mask says, or null
+  TensorView<T> output;        // (B, H, Tq, Dv)
   // Where the problem's return_* asks for them, else null. Row-major, head-major in either layout.
   T* weights = nullptr;    // (B, H, Tq, Tk)
   T* logsumexp = nullptr;  // (B, H, Tq)

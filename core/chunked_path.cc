@@ -32,6 +32,8 @@ struct QueryGroup {
   MatrixView<const T> query;  // (rows, D)
   T* reference = nullptr;     // (rows): the dominant score so far, m = scale * reference
   T* sum = nullptr;           // (rows): l
+  T* shift = nullptr;         // (rows): of RowScores
+  T* sink = nullptr;          // (rows): of RowScores
   MatrixView<T> output;       // (rows, Dv): O
   T* scores = nullptr;        // (rows, kKeyBlock): the block at hand
 };
@@ -43,6 +45,8 @@ struct Scratch {
   Buffer<T> output;
   Buffer<T> reference;
   Buffer<T> sum;
+  Buffer<T> shift;
+  Buffer<T> sink;
 };
 
 // Rows and columns of a tile: less than a block where the problem has less.
@@ -52,7 +56,7 @@ int64_t TileKeys(const Problem& problem) { return std::min(kKeyBlock, problem.ke
 int64_t ScratchElements(const Problem& problem) {
   const int64_t rows = TileRows(problem);
   return SaturatingSum({SaturatingProduct({rows, TileKeys(problem)}),
-                        SaturatingProduct({rows, problem.value_width}), 2 * rows});
+                        SaturatingProduct({rows, problem.value_width}), 4 * rows});
 }
 
 template <typename T>
@@ -101,7 +105,7 @@ class ChunkedJob {
                         ? nullptr
                         : tensors_.key_sums + block.flat_head * problem_.keys + keys.begin;
     if (sums != nullptr) std::fill_n(sums, keys.size(), T{0});
-    const HeadScores<T> scores_of(problem_, block.batch, block.head);
+    const HeadScores<T> scores_of(problem_, tensors_.mask, block.batch, block.head);
     for (int64_t first = 0; first < problem_.queries; first += kQueryBlock) {
       if (context.stopped()) return absl::OkStatus();
       const int64_t count = std::min(kQueryBlock, problem_.queries - first);
@@ -128,6 +132,8 @@ class ChunkedJob {
           {&scratch.output, SaturatingProduct({TileRows(problem_), problem_.value_width})},
           {&scratch.reference, TileRows(problem_)},
           {&scratch.sum, TileRows(problem_)},
+          {&scratch.shift, TileRows(problem_)},
+          {&scratch.sink, TileRows(problem_)},
       });
       if (!status.ok()) return status;
       return scratch;
@@ -135,7 +141,7 @@ class ChunkedJob {
   }
 
   QueryGroup<T> Start(const Tiling::Block& block, const Scratch<T>& scratch) const {
-    QueryGroup<T> group(HeadScores<T>(problem_, block.batch, block.head));
+    QueryGroup<T> group(HeadScores<T>(problem_, tensors_.mask, block.batch, block.head));
     group.batch = block.batch;
     group.first = block.first;
     group.query = tensors_.query.Head(block.batch, block.head).Rows(block.first, block.count);
@@ -143,6 +149,15 @@ class ChunkedJob {
     group.sum = scratch.sum.data();
     group.output = {scratch.output.data(), block.count, problem_.value_width, problem_.value_width};
     group.scores = scratch.scores.data();
+    group.shift = scratch.shift.data();
+    group.sink = scratch.sink.data();
+    for (int64_t i = 0; i < block.count; ++i) {
+      const int64_t query = block.first + i;
+      const RowScores<T> row =
+          group.scores_of.OfRow(query, problem_.VisibleKeys(block.batch, query));
+      group.shift[i] = row.shift;
+      group.sink[i] = row.sink;
+    }
     std::fill_n(group.reference, block.count, NoScore(group.scores_of.scale()));
     std::fill_n(group.sum, block.count, T{0});
     std::fill_n(group.output.data, block.count * problem_.value_width, T{0});
@@ -157,7 +172,7 @@ class ChunkedJob {
     absl::Status status = Gemm(group.query, key, Transpose::kYes, scores, /*accumulate=*/false);
     if (!status.ok()) return status;
     for (int64_t i = 0; i < rows; ++i) AbsorbRow(group, i, keys, scores.Row(i));
-    return ValueProduct<T>(problem_, {group.batch, group.first, keys},
+    return ValueProduct<T>(problem_, {group.batch, group.first, keys, group.scores_of.mask()},
                            {scores.data, scores.rows, scores.columns, scores.stride}, value,
                            group.output, /*accumulate=*/true, *workspace_);
   }
@@ -167,7 +182,7 @@ class ChunkedJob {
     const KeyRange seen = SeenWithin(group.batch, group.first + i, keys);
     ZeroHidden(row, keys, seen);
     T* const visible = row + (seen.begin - keys.begin);
-    group.scores_of.Apply(group.first + i, seen, visible);
+    group.scores_of.Apply(group.first + i, seen, {group.shift[i], group.sink[i]}, visible);
     const T scale = group.scores_of.scale();
     const T before = group.reference[i];
     const T now = StrongerScore(before, DominantScore(visible, seen.size(), scale), scale);
@@ -191,7 +206,7 @@ class ChunkedJob {
     const auto output = tensors_.output.Head(block.batch, block.head);
     const int64_t first_row = block.flat_head * problem_.queries + block.first;
     for (int64_t i = 0; i < block.count; ++i) {
-      const T sink = group.scores_of.sink();
+      const T sink = group.sink[i];
       MoveReference(group, i, std::max(group.reference[i], sink));
       group.sum[i] += Exp2OfSink(sink, group.reference[i]);
       // A row without a visible key: 0, and logsumexp -infinity.
@@ -200,12 +215,13 @@ class ChunkedJob {
       std::copy_n(group.output.Row(i), group.output.columns, out);
       ScaleRow(out, group.output.columns, inverse);
       if (tensors_.logsumexp != nullptr) {
-        tensors_.logsumexp[first_row + i] =
-            NaturalLogSumExp(group.reference[i], group.scores_of.scale(), group.sum[i]);
+        tensors_.logsumexp[first_row + i] = NaturalLogSumExp(
+            group.reference[i], group.scores_of.scale(), group.sum[i], group.shift[i]);
       }
       if (NeedsSecondSweep(problem_)) {
         rows_.references()[first_row + i] = group.reference[i];
         rows_.inverse_sums()[first_row + i] = inverse;
+        if (rows_.shifts() != nullptr) rows_.shifts()[first_row + i] = group.shift[i];
       }
     }
   }
@@ -228,10 +244,15 @@ class ChunkedJob {
     ZeroHidden(row, keys, seen);
     const int64_t index = block.flat_head * problem_.queries + query;
     T* const visible = row + (seen.begin - keys.begin);
-    scores_of.Apply(query, seen, visible);
+    // The shift, not the sink, which is in the sum already.
+    scores_of.Apply(query, seen, {ShiftOf(index), T{0}}, visible);
     Exp2OfDifference(visible, seen.size(), scores_of.scale(), rows_.references()[index]);
-    ScaleRow(visible, seen.size(), rows_.inverse_sums()[index]);
+    const T inverse = rows_.inverse_sums()[index];
+    ScaleRow(visible, seen.size(), inverse);
+    if (std::isnan(inverse)) scores_of.ZeroMasked(query, seen, visible);
   }
+
+  T ShiftOf(int64_t row) const { return rows_.shifts() == nullptr ? T{0} : rows_.shifts()[row]; }
 
   // The part of `keys` that the query sees; empty ranges lie within `keys` as well.
   KeyRange SeenWithin(int64_t batch, int64_t query, KeyRange keys) const {

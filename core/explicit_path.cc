@@ -1,6 +1,7 @@
 #include "core/explicit_path.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <utility>
 
@@ -46,12 +47,11 @@ struct ExplicitJob {
 
   absl::Status ComputeSoftmax(const Tiling::Block& block) const {
     const MatrixView<T> rows = Scores(block, {0, problem.keys});
-    const HeadScores<T> scores_of(problem, block.batch, block.head);
+    const HeadScores<T> scores_of(problem, tensors.mask, block.batch, block.head);
     for (int64_t i = 0; i < block.count; ++i) {
       const int64_t query = block.first + i;
       const KeyRange seen = problem.VisibleKeys(block.batch, query);
-      scores_of.Apply(query, seen, rows.Row(i) + seen.begin);
-      const T logsumexp = SoftmaxRow(rows.Row(i), seen, scores_of);
+      const T logsumexp = SoftmaxRow(rows.Row(i), query, seen, scores_of);
       if (tensors.logsumexp != nullptr) {
         tensors.logsumexp[block.flat_head * problem.queries + block.first + i] = logsumexp;
       }
@@ -59,18 +59,21 @@ struct ExplicitJob {
     return absl::OkStatus();
   }
 
-  // Turns a row of scores into weights; returns its logsumexp.
-  T SoftmaxRow(T* row, KeyRange seen, const HeadScores<T>& scores_of) const {
+  // Turns a query's row of products into weights; returns its logsumexp.
+  T SoftmaxRow(T* row, int64_t query, KeyRange seen, const HeadScores<T>& scores_of) const {
     std::fill(row, row + seen.begin, T{0});
     std::fill(row + seen.end, row + problem.keys, T{0});
     T* const visible = row + seen.begin;
     const T scale = scores_of.scale();
-    const T reference = std::max(DominantScore(visible, seen.size(), scale), scores_of.sink());
+    const RowScores<T> of_row = scores_of.OfRow(query, seen);
+    scores_of.Apply(query, seen, of_row, visible);
+    const T reference = std::max(DominantScore(visible, seen.size(), scale), of_row.sink);
     const T sum = Exp2OfDifference(visible, seen.size(), scale, reference) +
-                  Exp2OfSink(scores_of.sink(), reference);
+                  Exp2OfSink(of_row.sink, reference);
     // A row without a visible key, or whose every score is -infinity: 0, and logsumexp -infinity.
     if (sum != 0) ScaleRow(visible, seen.size(), 1 / sum);
-    return NaturalLogSumExp(reference, scale, sum);
+    if (std::isnan(sum)) scores_of.ZeroMasked(query, seen, visible);
+    return NaturalLogSumExp(reference, scale, sum, of_row.shift);
   }
 
   absl::Status ComputeValues(const Tiling::Block& block) const {
@@ -78,7 +81,7 @@ struct ExplicitJob {
     const MatrixView<T> weights = Scores(block, keys);
     const auto value = tensors.value.Head(block.batch, problem.KvHead(block.head));
     return ValueProduct<T>(
-        problem, {block.batch, block.first, keys},
+        problem, {block.batch, block.first, keys, {problem, tensors.mask, block.batch, block.head}},
         {weights.data, weights.rows, weights.columns, weights.stride},
         value.Rows(keys.begin, keys.size()),
         tensors.output.Head(block.batch, block.head).Rows(block.first, block.count),

@@ -13,6 +13,7 @@
 #include <hwy/foreach_target.h>  // compiles the rest of this file once a target
 #include <hwy/highway.h>
 
+#include "core/fused_mask-inl.h"
 #include "core/fused_panel-inl.h"
 #include "core/fused_rows-inl.h"
 #include "core/fused_tiles-inl.h"
@@ -71,6 +72,8 @@ struct Scratch {
   T* begins;   // [vector][lane], as in Block
   T* ends;
   T* positions;
+  T* mask = nullptr;  // PackedMaskElements and MaskRowElements; null where there is no mask
+  T* mask_rows = nullptr;
   Panel<T> panels[kMostPanels];
   int count = 0;  // of panels
 
@@ -88,6 +91,10 @@ struct Scratch {
     begins = arena.Take(widest);
     ends = arena.Take(widest);
     positions = arena.Take(widest);
+    if (problem.mask.has_value()) {
+      mask = arena.Take(PackedMaskElements<T>(widest));
+      mask_rows = arena.Take(MaskRowElements<T>(widest));
+    }
     for (int64_t done = 0; done < rows;) {
       Panel<T>& panel = panels[count++];
       const int64_t vectors = CeilDiv(rows - done, kLanes);
@@ -101,6 +108,7 @@ struct Scratch {
            {&panel.reference, &panel.sum, &panel.total_reference, &panel.total_sum}) {
         *array = arena.Take(lanes);
       }
+      panel.shift = problem.AddsMask() ? arena.Take(lanes) : nullptr;
       done += panel.rows;
     }
   }
@@ -201,8 +209,9 @@ PackedBlock<T> PackBlock(const FusedGroup<T>& group, KeyRange keys, const Scratc
     block.key.stride = block.key.columns;
   }
   const MatrixView<const T> value = group.value.Rows(block.keys.begin, rows);
-  const bool mixed = problem.Ask(group.batch, group.first_query, group.query.rows, block.keys) ==
-                     Visibility::kMixed;
+  const bool mixed = group.mask.present() ||
+                     problem.Ask(group.batch, group.first_query, group.query.rows, block.keys) ==
+                         Visibility::kMixed;
   block.values.count = StripsOf(value.columns);
   const bool near = value.stride * static_cast<int64_t>(sizeof(T)) <= kPackedStride;
   if (value.columns % kStrip == 0 && (near || !shared)) {
@@ -251,8 +260,13 @@ Block<T> SeenBlock(const FusedGroup<T>& group, const ScoreChange<T>& change, con
   block.key = packed.key.Rows(block.first, rows);
   block.values = packed.values;
   block.values.data += block.first * packed.values.key_stride;
+  block.select = !packed.finite;
+  if (group.mask.present()) {
+    PackMask(group.mask, panel, keys, scratch.mask, scratch.mask_rows, block);
+    if (block.key.rows == 0) return block;
+  }
   const int64_t lanes = LanesOfPanel(panel);
-  if (problem.ChangesScores()) {
+  if (ChangesScores(problem)) {
     block.change = &change;
     block.positions = scratch.positions;
     block.first_in_block = keys.begin % kFusedBlock;
@@ -273,7 +287,6 @@ Block<T> SeenBlock(const FusedGroup<T>& group, const ScoreChange<T>& change, con
   }
   block.begins = scratch.begins;
   block.ends = scratch.ends;
-  block.select = !packed.finite;
   return block;
 }
 
@@ -312,8 +325,10 @@ void FinishPanel(const FusedGroup<T>& group, const Panel<T>& panel, bool merged)
       const T reference = references[c * kLanes + lane];
       if (group.reference != nullptr) group.reference[row] = reference;
       if (group.inverse_sum != nullptr) group.inverse_sum[row] = inverses[lane];
+      const T shift = panel.shift == nullptr ? T{0} : panel.shift[c * kLanes + lane];
+      if (group.shift != nullptr) group.shift[row] = shift;
       if (group.logsumexp != nullptr) {
-        group.logsumexp[row] = LogSumExp(reference, sums[c * kLanes + lane]);
+        group.logsumexp[row] = LogSumExp(reference, sums[c * kLanes + lane], shift);
       }
     }
     int64_t x = 0;
@@ -332,71 +347,147 @@ void FinishPanel(const FusedGroup<T>& group, const Panel<T>& panel, bool merged)
   }
 }
 
+// What one sweep over the keys takes beside the group.
+template <typename T>
+struct Sweep {
+  KeyRange seen;       // keys that some query sees
+  bool merge = false;  // segments are merged; otherwise there is but one
+  int64_t dimensions;  // of an output in scratch
+  ScoreChange<T> change;
+};
+
+template <typename T>
+void MergePanel(const Panel<T>& panel, int64_t dimensions) {
+  WithVectors(panel.vectors, [&]<int kVectors>() { MergeSegment<T, kVectors>(panel, dimensions); });
+}
+
+// What of the mask is read after panel i's part of `keys`.
+template <typename T>
+PrefetcherToL2<unsigned char> NextMask(const FusedGroup<T>& group, const Scratch<T>& scratch, int i,
+                                       KeyRange keys, int64_t end) {
+  PrefetcherToL2<unsigned char> next;
+  const bool last = i + 1 == scratch.count;
+  const KeyRange following{keys.end, std::min(keys.end + kFusedBlock, std::max(end, keys.end))};
+  next.Add(MaskBytes(*group.problem, group.mask, scratch.panels[last ? 0 : i + 1],
+                     last ? following : keys));
+  return next;
+}
+
+// Folds a block into every panel.
+template <typename T>
+void SweepBlock(const FusedGroup<T>& group, const Sweep<T>& sweep, KeyRange keys,
+                const Scratch<T>& scratch) {
+  const PackedBlock<T> packed = PackBlock(group, keys, scratch);
+  PrefetcherToL2<T> next = ReadNext(group, keys.end, sweep.seen.end);
+  const int64_t tiles = CeilDiv(packed.keys.size(), TileKeys(kMostVectors));
+  const auto lines_of = [&](const auto& prefetcher, int64_t parts) {
+    return parts == 0 ? 0 : CeilDiv(prefetcher.lines(), parts);
+  };
+  const int64_t lines = lines_of(next, scratch.count * tiles);
+  for (int i = 0; i < scratch.count; ++i) {
+    const Panel<T>& panel = scratch.panels[i];
+    const Block<T> block = SeenBlock(group, sweep.change, panel, packed, scratch);
+    if (block.key.rows == 0) continue;
+    auto next_mask = NextMask(group, scratch, i, keys, sweep.seen.end);
+    const int64_t mask_lines = lines_of(next_mask, tiles);
+    const auto beside = [&] {
+      next.Step(lines);
+      next_mask.Step(mask_lines);
+    };
+    WithVectors(panel.vectors, [&]<int kVectors>() {
+      if (block.change == nullptr && block.bias == nullptr) {
+        PanelBlock<T, kVectors, false>(panel, block, scratch.weights, beside);
+      } else {
+        PanelBlock<T, kVectors, true>(panel, block, scratch.weights, beside);
+      }
+    });
+  }
+}
+
+// All keys, and the sink. Returns false once *stop.
+template <typename T>
+bool SweepKeys(const FusedGroup<T>& group, const Sweep<T>& sweep, const Scratch<T>& scratch,
+               const std::atomic<bool>& stop) {
+  const auto each_panel = [&](const auto& act) {
+    for (int i = 0; i < scratch.count; ++i) act(scratch.panels[i]);
+  };
+  const auto empty_segment = [&](const Panel<T>& panel) {
+    Empty(LanesOfPanel(panel), sweep.dimensions, panel.reference, panel.sum, panel.output);
+  };
+  each_panel([&](const Panel<T>& panel) {
+    empty_segment(panel);
+    if (!sweep.merge) return;
+    Empty(LanesOfPanel(panel), sweep.dimensions, panel.total_reference, panel.total_sum,
+          panel.total_output);
+  });
+  for (int64_t segment = sweep.seen.begin / kFusedSegment * kFusedSegment; segment < sweep.seen.end;
+       segment += kFusedSegment) {
+    const int64_t segment_end = std::min(segment + kFusedSegment, sweep.seen.end);
+    for (int64_t first = std::max(segment, sweep.seen.begin / kFusedBlock * kFusedBlock);
+         first < segment_end; first += kFusedBlock) {
+      if (stop.load(std::memory_order_relaxed)) return false;
+      SweepBlock(group, sweep, {first, std::min(first + kFusedBlock, segment_end)}, scratch);
+    }
+    if (!sweep.merge) continue;
+    each_panel([&](const Panel<T>& panel) {
+      MergePanel(panel, sweep.dimensions);
+      empty_segment(panel);
+    });
+  }
+  if (group.problem->sinks.empty()) return true;
+  each_panel([&](const Panel<T>& panel) {
+    // A last segment; its output is still the empty state's.
+    for (int64_t lane = 0; lane < LanesOfPanel(panel); ++lane) {
+      const SinkState<T> sink = SinkStateOf<T>(*group.problem, group.head,
+                                               panel.shift == nullptr ? T{0} : panel.shift[lane]);
+      panel.reference[lane] = sink.reference;
+      panel.sum[lane] = sink.sum;
+    }
+    MergePanel(panel, sweep.dimensions);
+  });
+  return true;
+}
+
+// Sets the rows' shifts by what a first sweep found. Returns whether there is any.
+template <typename T>
+bool FindShifts(const FusedGroup<T>& group, const Sweep<T>& sweep, const Scratch<T>& scratch) {
+  bool found = false;
+  for (int i = 0; i < scratch.count; ++i) {
+    const Panel<T>& panel = scratch.panels[i];
+    const T* const references = sweep.merge ? panel.total_reference : panel.reference;
+    for (int64_t lane = 0; lane < LanesOfPanel(panel); ++lane) {
+      if (std::abs(references[lane]) < kFar<T>) continue;
+      const int64_t query = panel.first + std::min(lane, panel.rows - 1);
+      panel.shift[lane] = group.mask.Shift(query, group.problem->VisibleKeys(group.batch, query));
+      found = found || panel.shift[lane] != 0;
+    }
+  }
+  return found;
+}
+
 template <typename T>
 void ForwardImpl(const FusedGroup<T>& group, T* memory, const std::atomic<bool>& stop) {
   const Problem& problem = *group.problem;
-  const int64_t dimensions = StripsOf(problem.value_width) * kStrip;
   Arena<T> arena(memory);
-  Scratch<T> scratch(arena, problem, group.query.rows);
-  const int panels = scratch.count;
-  PackQueries(group, scratch);
-  const KeyRange seen = problem.VisibleKeysOfAny(group.batch, group.first_query, group.query.rows);
-  const int64_t end = seen.end;
-  const ScoreChange<T> change = ScoreChangeOf<T>(problem, group.head);
-  const SinkState<T> sink = SinkStateOf<T>(problem, group.head);
-  const bool merge = end > kFusedSegment || sink.sum != 0;
-  const auto merge_segment = [&](const Panel<T>& panel) {
-    WithVectors(panel.vectors,
-                [&]<int kVectors>() { MergeSegment<T, kVectors>(panel, dimensions); });
-  };
-  for (int i = 0; i < panels; ++i) {
-    const Panel<T>& panel = scratch.panels[i];
-    Empty(LanesOfPanel(panel), dimensions, panel.reference, panel.sum, panel.output);
-    if (!merge) continue;
-    Empty(LanesOfPanel(panel), dimensions, panel.total_reference, panel.total_sum,
-          panel.total_output);
+  const Scratch<T> scratch = [&] {
+    Scratch<T> made(arena, problem, group.query.rows);
+    PackQueries(group, made);
+    return made;
+  }();
+  Sweep<T> sweep;
+  sweep.seen = problem.VisibleKeysOfAny(group.batch, group.first_query, group.query.rows);
+  sweep.merge = sweep.seen.end > kFusedSegment || !problem.sinks.empty();
+  sweep.dimensions = StripsOf(problem.value_width) * kStrip;
+  sweep.change = ScoreChangeOf<T>(problem, group.head);
+  const bool shifts = group.mask.added();
+  for (int i = 0; shifts && i < scratch.count; ++i) {
+    std::fill_n(scratch.panels[i].shift, LanesOfPanel(scratch.panels[i]), T{0});
   }
-  for (int64_t segment = seen.begin / kFusedSegment * kFusedSegment; segment < end;
-       segment += kFusedSegment) {
-    const int64_t segment_end = std::min(segment + kFusedSegment, end);
-    for (int64_t first = std::max(segment, seen.begin / kFusedBlock * kFusedBlock);
-         first < segment_end; first += kFusedBlock) {
-      if (stop.load(std::memory_order_relaxed)) return;
-      const KeyRange keys{first, std::min(first + kFusedBlock, segment_end)};
-      const PackedBlock<T> packed = PackBlock(group, keys, scratch);
-      PrefetcherToL2<T> next = ReadNext(group, keys.end, end);
-      const int64_t tiles = panels * CeilDiv(packed.keys.size(), TileKeys(kMostVectors));
-      const int64_t lines = tiles == 0 ? 0 : CeilDiv(next.lines(), tiles);
-      for (int i = 0; i < panels; ++i) {
-        const Panel<T>& panel = scratch.panels[i];
-        const Block<T> block = SeenBlock(group, change, panel, packed, scratch);
-        if (block.key.rows == 0) continue;
-        const auto beside = [&] { next.Step(lines); };
-        WithVectors(panel.vectors, [&]<int kVectors>() {
-          if (block.change == nullptr) {
-            PanelBlock<T, kVectors, false>(panel, block, scratch.weights, beside);
-          } else {
-            PanelBlock<T, kVectors, true>(panel, block, scratch.weights, beside);
-          }
-        });
-      }
-    }
-    for (int i = 0; merge && i < panels; ++i) {
-      const Panel<T>& panel = scratch.panels[i];
-      merge_segment(panel);
-      Empty(LanesOfPanel(panel), dimensions, panel.reference, panel.sum, panel.output);
-    }
+  if (!SweepKeys(group, sweep, scratch, stop)) return;
+  if (shifts && FindShifts(group, sweep, scratch) && !SweepKeys(group, sweep, scratch, stop)) {
+    return;
   }
-  for (int i = 0; i < panels; ++i) {
-    const Panel<T>& panel = scratch.panels[i];
-    if (sink.sum != 0) {
-      // A last segment; its output is still the empty state's.
-      std::fill_n(panel.reference, LanesOfPanel(panel), sink.reference);
-      std::fill_n(panel.sum, LanesOfPanel(panel), sink.sum);
-      merge_segment(panel);
-    }
-    FinishPanel(group, panel, merge);
-  }
+  for (int i = 0; i < scratch.count; ++i) FinishPanel(group, scratch.panels[i], sweep.merge);
 }
 
 template <typename T>
@@ -419,6 +510,7 @@ void WeightsImpl(const FusedGroup<T>& group, KeyRange keys, T* memory, T* weight
       const int64_t row = first + std::min(lane, panel.rows - 1);
       panel.total_reference[lane] = group.reference[row];
       panel.total_sum[lane] = group.inverse_sum[row];
+      if (panel.shift != nullptr) panel.shift[lane] = group.shift[row];
     }
     const Block<T> block = SeenBlock(group, change, panel, packed, scratch);
     WithVectors(panel.vectors,

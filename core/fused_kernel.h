@@ -13,10 +13,11 @@
 //
 //   score      s_j = one chain of fma over d = 0 .. D-1 from 0, of key_jd and
 //              scale_log2 * query_d (rounded once). Then, where asked for, s_j = c tanh(s_j (1/c))
-//              with c the softcap times log2(e) and tanh of exp2-inl.h; then s_j = fma(-a, x, s_j)
-//              with a the head's slope times log2(e), and x = |p - k| the distance of the query's
-//              position and the key, both counted from the block's first key and rounded to T. A
-//              hidden key has -infinity.
+//              with c the softcap times log2(e) and tanh of exp2-inl.h; then s_j = fma(b, log2(e),
+//              s_j) with b the mask's number less the row's shift, which is 0 at first; then s_j =
+//              fma(-a, x, s_j) with a the head's slope times log2(e), and x = |p - k| the distance
+//              of the query's position and the key, both counted from the block's first key and
+//              rounded to T. A hidden key has -infinity.
 //   reference  m, an integer, from -2^127 (double: -2^1023), 'no key yet'. For each group of
 //              4 keys at multiples of 4, with gm its largest visible score: where gm - m > 32,
 //              m' = rint(gm) + 32, and all that was summed so far is multiplied by 2^(m - m'),
@@ -31,15 +32,17 @@
 //              are merged in order; one without a visible key is passed over. With
 //              M' = max(M, m): L' = fma(l, 2^(m - M'), L * 2^(M - M')), O likewise.
 //   sink       is one last segment, without an output: m = rint(sink log2(e)) + 32,
-//              l = 2^(sink log2(e) - m) as a weight.
+//              l = 2^(sink log2(e) - m) as a weight; a shift is subtracted from the sink.
+//   shift      a row to whose scores a mask is added, and whose M is not between -2^99 and 2^99
+//              (double: 2^995) by now, starts again, with the shift HeadMask::Shift says.
 //   end        output = (O + 0) * (1 / L), 0 where L is 0: an O of -0 becomes 0;
-//              logsumexp = (M + e) ln 2 + ln f, L = 2^e f; weights 2^(s_j - M) * (1 / L).
+//              logsumexp = (M + e) ln 2 + ln f + shift, L = 2^e f; weights 2^(s_j - M) * (1 / L).
 //              What is NaN is the one quiet NaN, whatever NaN it came from.
 //
 // A weight's mantissa never depends on m, so when m moves matters where weights underflow alone.
-// Range: |value| below 2^90, no visible score below -2^126. Weights are down to 2^-33 of their
-// final size while they are summed: values below 2^-93 (double: 2^-989) lose accuracy to the
-// smallest numbers. A NaN score makes its row NaN.
+// Range: |value| below 2^90, no visible score and no sink below -2^126. Weights are down to 2^-33
+// of their final size while they are summed: values below 2^-93 (double: 2^-989) lose accuracy to
+// the smallest numbers. A NaN score makes its row NaN.
 #ifndef ATTENDANT_CORE_FUSED_KERNEL_H_
 #define ATTENDANT_CORE_FUSED_KERNEL_H_
 
@@ -48,6 +51,7 @@
 #include <cstdint>
 
 #include "core/checked_math.h"
+#include "core/mask.h"
 #include "core/problem.h"
 #include "core/tensor_view.h"
 
@@ -67,11 +71,13 @@ struct FusedGroup {
   MatrixView<const T> query;  // (rows, D), rows <= FusedGroupRows<T>(problem)
   MatrixView<const T> key;    // (Tk or fewer, D)
   MatrixView<const T> value;  // (Tk or fewer, Dv)
-  MatrixView<T> output;       // (rows, Dv)
-  // Each row's M and 1 / L (0 where L is 0), from which its weights follow; and its logsumexp. Null
-  // where they are not wanted.
+  HeadMask<T> mask;
+  MatrixView<T> output;  // (rows, Dv)
+  // Each row's M, 1 / L (0 where L is 0) and shift, from which its weights follow; and its
+  // logsumexp. Null where they are not wanted; the shift also where no mask is added.
   T* reference = nullptr;    // (rows)
   T* inverse_sum = nullptr;  // (rows)
+  T* shift = nullptr;        // (rows)
   T* logsumexp = nullptr;    // (rows)
   // Those of the group that this thread will probably compute next, to be fetched in time. Empty
   // where there is none.
@@ -94,7 +100,7 @@ void FusedForward(const FusedGroup<T>& group, T* scratch, const std::atomic<bool
 
 // The softmax weights of the group's queries over a block of at most kFusedBlock keys at a multiple
 // of it, from what FusedForward found: weights[key][row], `stride` elements from one key to the
-// next. REQUIRES: group.reference and group.inverse_sum are as FusedForward left them.
+// next. REQUIRES: group.reference, group.inverse_sum and group.shift are as FusedForward left them.
 template <typename T>
 void FusedWeights(const FusedGroup<T>& group, KeyRange keys, T* scratch, T* weights,
                   int64_t stride);
@@ -121,6 +127,8 @@ struct FusedRows {
   const T* query[kFusedMostRows] = {};  // each (D)
   int64_t head[kFusedMostRows] = {};
   int64_t index[kFusedMostRows] = {};  // of the query, within its head
+  HeadMask<T> mask[kFusedMostRows];    // of its head
+  T shift[kFusedMostRows] = {};        // 0 at first
 };
 
 // A row's state of one segment: m, l, and O of Dv elements.
@@ -139,6 +147,7 @@ template <typename T>
 struct FusedRowResult {
   const Problem* problem = nullptr;
   int64_t head = 0;
+  T shift = 0;          // with which the states were computed
   T* output = nullptr;  // (Dv)
   T* reference = nullptr;
   T* inverse_sum = nullptr;

@@ -17,6 +17,7 @@
 
 #include "core/checked_math.h"
 #include "core/fused_tiles-inl.h"
+#include "core/mask.h"
 #include "core/tensor_view.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -45,6 +46,7 @@ struct Panel {
   T* total_output = nullptr;  // of the segments before, merged
   T* total_reference = nullptr;
   T* total_sum = nullptr;
+  T* shift = nullptr;  // HeadMask::Shift of each row; null where no mask is added
 };
 
 template <typename T>
@@ -64,6 +66,10 @@ struct Block {
   // lane sees all.
   const T* begins = nullptr;
   const T* ends = nullptr;
+  // What the mask adds, [row][vector][lane]; or a byte for each row and lane, 0 where it hides it,
+  // [row / sizeof(T)][vector][lane][row % sizeof(T)]. Null where it neither adds nor hides.
+  const T* bias = nullptr;
+  const T* flags = nullptr;
   bool select = false;  // a hidden value may not be finite
   // What is done to the scores, null where nothing is; [vector][lane] where the queries stand,
   // counted from the first key of the kFusedBlock that the rows belong to; and which key of that
@@ -73,13 +79,44 @@ struct Block {
   int64_t first_in_block = 0;
 };
 
-// Which lanes of vector c see row `row` of a block. REQUIRES: it has begins and ends.
+// The lanes of a word of flags whose byte `byte` is 0.
 template <typename T>
-HWY_INLINE hn::Mask<Tag<T>> Seen(const Block<T>& block, int c, int64_t row) {
+HWY_INLINE hn::Mask<Tag<T>> Hidden(Vec<T> word, int64_t byte) {
   const Tag<T> d;
-  const Vec<T> at = hn::Set(d, static_cast<T>(row));
-  return hn::And(hn::Ge(at, hn::Load(d, block.begins + c * LanesOf<T>())),
-                 hn::Lt(at, hn::Load(d, block.ends + c * LanesOf<T>())));
+  using Unsigned = hwy::MakeUnsigned<T>;
+  const hn::RebindToUnsigned<Tag<T>> du;
+  const auto flag = hn::And(hn::BitCast(du, word), hn::Set(du, Unsigned{0xff} << (8 * byte)));
+  return hn::RebindMask(d, hn::Eq(flag, hn::Zero(du)));
+}
+
+template <typename T>
+HWY_INLINE bool HidesSome(const Block<T>& block) {
+  return block.ends != nullptr || block.flags != nullptr || block.bias != nullptr;
+}
+
+// Which lanes of vector c, of `vectors`, see row `row` of a block.
+template <typename T>
+HWY_INLINE hn::Mask<Tag<T>> Seen(const Block<T>& block, int vectors, int c, int64_t row) {
+  const Tag<T> d;
+  constexpr int64_t kLanes = LanesOf<T>();
+  constexpr int64_t kBytes = sizeof(T);
+  auto seen = hn::Eq(hn::Zero(d), hn::Zero(d));
+  if (block.ends != nullptr) {
+    const Vec<T> at = hn::Set(d, static_cast<T>(row));
+    seen = hn::And(hn::Ge(at, hn::Load(d, block.begins + c * kLanes)),
+                   hn::Lt(at, hn::Load(d, block.ends + c * kLanes)));
+  }
+  if (block.bias != nullptr) {
+    const Vec<T> bias = hn::Load(d, block.bias + (row * vectors + c) * kLanes);
+    // Not Ne, which is false of NaN on some targets.
+    const auto hidden = hn::Eq(bias, hn::Set(d, -std::numeric_limits<T>::infinity()));
+    seen = hn::And(seen, hn::Not(hidden));
+  }
+  if (block.flags != nullptr) {
+    const Vec<T> word = hn::Load(d, block.flags + (row / kBytes * vectors + c) * kLanes);
+    seen = hn::And(seen, hn::Not(Hidden<T>(word, row % kBytes)));
+  }
+  return seen;
 }
 
 // output += weights of the block times its values.
@@ -89,7 +126,7 @@ HWY_INLINE void ValueProduct(const Block<T>& block, const T* weights, T* output)
   const Strips<T>& values = block.values;
   const auto seen = [&](int c, int64_t row) HWY_ATTR {
     if constexpr (kSelect) {
-      return Seen(block, c, row);
+      return Seen(block, kVectors, c, row);
     } else {
       return kEverySeen;
     }
@@ -150,27 +187,62 @@ template <typename T, int kVectors, int kKeys>
 HWY_INLINE void ChangeScores(const Block<T>& block, int64_t first,
                              Vec<T> (&scores)[kKeys][kVectors]) {
   const Tag<T> d;
-  for (int i = 0; i < kKeys; ++i) {
-    const Vec<T> key = hn::Set(d, static_cast<T>(block.first_in_block + first + i));
-    for (int c = 0; c < kVectors; ++c) {
-      const Vec<T> position = hn::Load(d, block.positions + c * LanesOf<T>());
-      scores[i][c] = Changed(d, *block.change, scores[i][c], hn::Abs(hn::Sub(position, key)));
+  constexpr int64_t kLanes = LanesOf<T>();
+  const auto each = [&](const auto& change) HWY_ATTR {
+    for (int i = 0; i < kKeys; ++i) {
+      for (int c = 0; c < kVectors; ++c) scores[i][c] = change(i, c);
     }
+  };
+  const ScoreChange<T>* const change = block.change;
+  if (change != nullptr && change->softcap != 0) {
+    each([&](int i, int c) HWY_ATTR { return Capped(d, *change, scores[i][c]); });
+  }
+  if (block.bias != nullptr) {
+    const T* const bias = block.bias + first * kVectors * kLanes;
+    each([&](int i, int c) HWY_ATTR {
+      return Masked(d, hn::Load(d, bias + (i * kVectors + c) * kLanes), scores[i][c]);
+    });
+  }
+  if (change != nullptr && change->slope != 0) {
+    each([&](int i, int c) HWY_ATTR {
+      const Vec<T> key = hn::Set(d, static_cast<T>(block.first_in_block + first + i));
+      const Vec<T> position = hn::Load(d, block.positions + c * kLanes);
+      return Sloped(d, *change, hn::Abs(hn::Sub(position, key)), scores[i][c]);
+    });
   }
 }
 
 // Scores that a lane does not see become -infinity. first: the tile's first key within the block.
 template <typename T, int kVectors, int kKeys>
 HWY_INLINE void Hide(const Block<T>& block, int64_t first, Vec<T> (&scores)[kKeys][kVectors]) {
-  const Vec<T> hidden = hn::Set(Tag<T>(), -std::numeric_limits<T>::infinity());
-  for (int i = 0; i < kKeys; ++i) {
+  const Tag<T> d;
+  constexpr int64_t kLanes = LanesOf<T>();
+  constexpr int64_t kBytes = sizeof(T);
+  const Vec<T> hidden = hn::Set(d, -std::numeric_limits<T>::infinity());
+  if (block.flags != nullptr) {
+    // A tile's first key is the first of a word, or in the middle of one.
+    const int64_t byte = kBytes > kDecision ? first % kBytes : 0;
     for (int c = 0; c < kVectors; ++c) {
-      if (first + i >= block.key.rows) {
-        scores[i][c] = hidden;
-      } else if (block.ends != nullptr) {
-        scores[i][c] = hn::IfThenElse(Seen(block, c, first + i), scores[i][c], hidden);
+      for (int i = 0; i < kKeys; ++i) {
+        const int64_t row = first / kBytes + (byte + i) / kBytes;
+        const Vec<T> word = hn::Load(d, block.flags + (row * kVectors + c) * kLanes);
+        scores[i][c] = hn::IfThenElse(Hidden<T>(word, (byte + i) % kBytes), hidden, scores[i][c]);
       }
     }
+  }
+  if (block.ends != nullptr) {
+    for (int i = 0; i < kKeys; ++i) {
+      const Vec<T> at = hn::Set(d, static_cast<T>(first + i));
+      for (int c = 0; c < kVectors; ++c) {
+        const auto seen = hn::And(hn::Ge(at, hn::Load(d, block.begins + c * kLanes)),
+                                  hn::Lt(at, hn::Load(d, block.ends + c * kLanes)));
+        scores[i][c] = hn::IfThenElse(seen, scores[i][c], hidden);
+      }
+    }
+  }
+  for (int i = 0; i < kKeys; ++i) {
+    if (first + i < block.key.rows) continue;
+    for (int c = 0; c < kVectors; ++c) scores[i][c] = hidden;
   }
 }
 
@@ -232,7 +304,9 @@ HWY_INLINE void PanelBlock(const Panel<T>& panel, const Block<T>& block, T* weig
       ScoreTile<T, kVectors, kKeys, 0>(panel.query, keys, width, scores, [](int) {});
     }
     if constexpr (kChange) ChangeScores(block, j, scores);
-    if (block.ends != nullptr || j + kKeys > block.key.rows) Hide(block, j, scores);
+    if (block.ends != nullptr || block.flags != nullptr || j + kKeys > block.key.rows) {
+      Hide(block, j, scores);
+    }
     for (int first = 0; first < kKeys; first += kDecision) {
       Vec<T> largest[kVectors];
       auto any = hn::Lt(none, none);
@@ -306,14 +380,14 @@ HWY_INLINE void PanelWeights(const Panel<T>& panel, const Block<T>& block, T* we
     KeyRows<T, kKeys>(block.key, j, keys);
     Vec<T> scores[kKeys][kVectors];
     ScoreTile<T, kVectors, kKeys, 0>(panel.query, keys, block.key.columns, scores, [](int) {});
-    if (block.change != nullptr) ChangeScores(block, j, scores);
+    ChangeScores(block, j, scores);
     for (int c = 0; c < kVectors; ++c) {
       const Vec<T> reference = hn::Load(d, panel.total_reference + c * kLanes);
       const Vec<T> inverse = hn::Load(d, panel.total_sum + c * kLanes);
       for (int i = 0; i < kKeys; ++i) {
         Vec<T> w = hn::Mul(Exp2(d, scores[i][c], reference), inverse);
         w = hn::IfThenElse(hn::Eq(w, w), w, hn::Set(d, std::numeric_limits<T>::quiet_NaN()));
-        if (block.ends != nullptr) w = hn::IfThenElseZero(Seen(block, c, j + i), w);
+        if (HidesSome(block)) w = hn::IfThenElseZero(Seen(block, kVectors, c, j + i), w);
         hn::Store(w, d, weights + ((j + i) * kVectors + c) * kLanes);
       }
     }

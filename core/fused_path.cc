@@ -1,11 +1,13 @@
 #include "core/fused_path.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <utility>
 
 #include "core/checked_math.h"
 #include "core/fused_kernel.h"
+#include "core/mask.h"
 #include "core/second_sweep.h"
 #include "core/tiling.h"
 
@@ -154,9 +156,9 @@ class FusedJob {
     absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
     if (!scratch.ok()) return scratch.status();
     const int64_t tile = queries.tiles() - 1 - context.tile;
-    FusedGroup<T> group = GroupOf(queries[tile]);
+    FusedGroup<T> group = GroupOf(queries[InTurn(queries, tile)]);
     if (tile >= threads_) {
-      const FusedGroup<T> next = GroupOf(queries[tile - threads_]);
+      const FusedGroup<T> next = GroupOf(queries[InTurn(queries, tile - threads_)]);
       const KeyRange seen =
           problem_.VisibleKeysOfAny(next.batch, next.first_query, next.query.rows);
       group.next_query = next.query;
@@ -177,45 +179,35 @@ class FusedJob {
     absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
     if (!scratch.ok()) return scratch.status();
     // The tasks that read the same keys follow each other.
-    const int64_t first = tile % RowTasks() * kFusedMostRows;
+    const int64_t task = tile % RowTasks();
     const int64_t segment = tile / RowTasks() % segments_;
     const int64_t keys = tile / RowTasks() / segments_;
-    const int64_t batch = keys / problem_.kv_heads;
-    const int64_t kv_head = keys % problem_.kv_heads;
-    FusedRows<T> rows;
-    rows.problem = &problem_;
-    rows.batch = batch;
-    rows.key = tensors_.key.Head(batch, kv_head);
-    rows.value = tensors_.value.Head(batch, kv_head);
-    rows.count = std::min(kFusedMostRows, RowsOfKeys() - first);
-    for (int64_t i = 0; i < rows.count; ++i) {
-      const int64_t head = kv_head * group_heads_ + (first + i) / problem_.queries;
-      rows.head[i] = head;
-      rows.index[i] = (first + i) % problem_.queries;
-      rows.query[i] = tensors_.query.Head(batch, head).Row(rows.index[i]);
-    }
+    const int64_t first = keys * RowsOfKeys() + task * kFusedMostRows;
+    const int64_t count = std::min(kFusedMostRows, RowsOfKeys() - task * kFusedMostRows);
     T* const states = (*scratch)->states.data();
-    FusedRowsSegment(rows, segment * kFusedSegment, (*scratch)->kernel.data(), *context.stop,
-                     states);
+    FusedRowsSegment(RowsOf(first, count), segment * kFusedSegment, (*scratch)->kernel.data(),
+                     *context.stop, states);
     if (context.stopped()) return absl::OkStatus();
     const int64_t size = FusedStateElements(problem_.value_width);
-    for (int64_t i = 0; i < rows.count; ++i) {
-      const int64_t row = keys * RowsOfKeys() + first + i;
-      if (segments_ == 1) {
-        Finish(row, states + i * size);
+    for (int64_t i = 0; i < count; ++i) {
+      if (apart()) {
+        std::copy_n(states + i * size, size,
+                    states_.data() + ((first + i) * segments_ + segment) * size);
       } else {
-        std::copy_n(states + i * size, size, states_.data() + (row * segments_ + segment) * size);
+        Finish(first + i, states + i * size, **scratch, context);
       }
     }
     return absl::OkStatus();
   }
   // The rows of one batch and head of keys, whose segments are complete.
-  void MergeRows(int64_t keys) {
+  absl::Status MergeRows(int64_t keys, const TileContext& context) {
+    absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
+    if (!scratch.ok()) return scratch.status();
     const int64_t size = segments_ * FusedStateElements(problem_.value_width);
-    for (int64_t i = 0; i < RowsOfKeys(); ++i) {
-      const int64_t row = keys * RowsOfKeys() + i;
-      Finish(row, states_.data() + row * size);
+    for (int64_t row = keys * RowsOfKeys(); row < (keys + 1) * RowsOfKeys(); ++row) {
+      Finish(row, states_.data() + row * size, **scratch, context);
     }
+    return absl::OkStatus();
   }
   bool apart() const { return segments_ > 1; }
 
@@ -257,6 +249,17 @@ class FusedJob {
     });
   }
 
+  // The heads that share a mask take a group of its rows one after the other, so that it is read
+  // from memory once.
+  int64_t InTurn(const Tiling& queries, int64_t tile) const {
+    if (!problem_.mask.has_value() || problem_.mask->head_stride != 0) return tile;
+    const int64_t sharing =
+        problem_.mask->batch_stride == 0 ? problem_.batch * problem_.heads : problem_.heads;
+    const int64_t groups = queries.tiles() / (problem_.batch * problem_.heads);
+    const int64_t head = tile / (groups * sharing) * sharing + tile % sharing;
+    return head * groups + tile / sharing % groups;
+  }
+
   FusedGroup<T> GroupOf(const Tiling::Block& block) const {
     return Group(block.batch, block.head, block.first, block.count);
   }
@@ -271,10 +274,12 @@ class FusedJob {
     const int64_t kv_head = problem_.KvHead(head);
     group.key = Keys().Head(batch, kv_head);
     group.value = Values().Head(batch, kv_head);
+    group.mask = HeadMask<T>(problem_, tensors_.mask, batch, head);
     group.output = tensors_.output.Head(batch, head).Rows(first, count);
     if (NeedsSecondSweep(problem_)) {
       group.reference = rows_.references() + row;
       group.inverse_sum = rows_.inverse_sums() + row;
+      if (rows_.shifts() != nullptr) group.shift = rows_.shifts() + row;
     }
     if (tensors_.logsumexp != nullptr) group.logsumexp = tensors_.logsumexp + row;
     return group;
@@ -292,20 +297,54 @@ class FusedJob {
     return copies_ ? CopyOf<const T>(value_copy_, problem_.value_width) : tensors_.value;
   }
 
-  // row: of (B, H, Tq), which is also (B, Hkv, row of keys).
-  void Finish(int64_t row, const T* states) const {
-    const int64_t flat_head = row / problem_.queries;
+  // Rows of (B, H, Tq), which is also (B, Hkv, row of keys), that share a head of keys.
+  FusedRows<T> RowsOf(int64_t first, int64_t count) const {
+    const int64_t batch = first / problem_.queries / problem_.heads;
+    FusedRows<T> rows;
+    rows.problem = &problem_;
+    rows.batch = batch;
+    rows.count = count;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t head = (first + i) / problem_.queries % problem_.heads;
+      rows.head[i] = head;
+      rows.index[i] = (first + i) % problem_.queries;
+      rows.query[i] = tensors_.query.Head(batch, head).Row(rows.index[i]);
+      rows.mask[i] = HeadMask<T>(problem_, tensors_.mask, batch, head);
+    }
+    rows.key = tensors_.key.Head(batch, problem_.KvHead(rows.head[0]));
+    rows.value = tensors_.value.Head(batch, problem_.KvHead(rows.head[0]));
+    return rows;
+  }
+
+  // Finishes a row from the states of its segments, which it computes again where the row's mask
+  // has a shift.
+  void Finish(int64_t row, T* states, const Scratch<T>& scratch, const TileContext& context) const {
+    FusedRows<T> rows = RowsOf(row, 1);
+    const int64_t query = rows.index[0];
+    T reference = 0;
     FusedRowResult<T> to;
     to.problem = &problem_;
-    to.head = flat_head % problem_.heads;
-    to.output =
-        tensors_.output.Head(flat_head / problem_.heads, to.head).Row(row % problem_.queries);
-    if (NeedsSecondSweep(problem_)) {
-      to.reference = rows_.references() + row;
-      to.inverse_sum = rows_.inverse_sums() + row;
-    }
+    to.head = rows.head[0];
+    to.output = tensors_.output.Head(rows.batch, to.head).Row(query);
+    to.reference = &reference;
+    if (NeedsSecondSweep(problem_)) to.inverse_sum = rows_.inverse_sums() + row;
     if (tensors_.logsumexp != nullptr) to.logsumexp = tensors_.logsumexp + row;
-    FusedFinishRow(states, segments_, FusedStateElements(problem_.value_width), to);
+    const int64_t size = FusedStateElements(problem_.value_width);
+    FusedFinishRow(states, segments_, size, to);
+    if (rows.mask[0].added() && !(std::abs(reference) < kFar<T>)) {
+      to.shift = rows.mask[0].Shift(query, problem_.VisibleKeys(rows.batch, query));
+    }
+    if (to.shift != 0) {
+      rows.shift[0] = to.shift;
+      for (int64_t segment = 0; segment < segments_; ++segment) {
+        FusedRowsSegment(rows, segment * kFusedSegment, scratch.kernel.data(), *context.stop,
+                         states + segment * size);
+        if (context.stopped()) return;
+      }
+      FusedFinishRow(states, segments_, size, to);
+    }
+    if (NeedsSecondSweep(problem_)) rows_.references()[row] = reference;
+    if (NeedsSecondSweep(problem_) && rows_.shifts() != nullptr) rows_.shifts()[row] = to.shift;
   }
 
   static void AddToSums(const T* weights, int64_t keys, int64_t queries, T* sums) {
@@ -355,11 +394,9 @@ absl::StatusOr<std::vector<Stage>> FusedStages(const Problem& problem,
                         return job->ForwardRows(context.tile, context);
                       }});
     if (job->apart()) {
-      stages.push_back({"merge", SaturatingProduct({problem.batch, problem.kv_heads}),
-                        [job](const TileContext& context) {
-                          job->MergeRows(context.tile);
-                          return absl::OkStatus();
-                        }});
+      stages.push_back(
+          {"merge", SaturatingProduct({problem.batch, problem.kv_heads}),
+           [job](const TileContext& context) { return job->MergeRows(context.tile, context); }});
     }
   } else {
     if (job->CopyTiles() > 0) {

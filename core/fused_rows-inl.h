@@ -18,6 +18,8 @@
 #include <utility>
 
 #include "core/fused_tiles-inl.h"
+#include "core/mask.h"
+#include "core/softmax.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attendant::core::HWY_NAMESPACE {
@@ -44,7 +46,10 @@ struct RowState {
   T* scores = nullptr;  // [key of a run]; weights once the row was absorbed
   KeyRange visible;     // keys it sees
   ScoreChange<T> change;
-  int64_t position = 0;  // where the query stands among the keys
+  int64_t query = 0;     // within its head
+  int64_t position = 0;  // where it stands among the keys
+  HeadMask<T> mask;
+  T shift = 0;
 };
 
 // scores[row][key] of kKeyVectors vectors of keys: chains of fma over d. queries: scaled. ahead:
@@ -94,18 +99,29 @@ HWY_INLINE void ScaleArray(T* array, int64_t count, T factor) {
   for (int64_t i = 0; i < count; ++i) array[i] *= factor;
 }
 
-// first: the block's first key; seen: which of the block's keys the row sees.
+// first: the block's first key; seen: which of the block's keys the row sees, a mask left aside.
+// Returns whether the mask hides some of those.
 template <typename T>
-HWY_INLINE void ChangeRow(const RowState<T>& row, int64_t first, KeyRange seen, T* scores) {
+HWY_INLINE bool ChangeRow(const RowState<T>& row, int64_t first, KeyRange seen, T* scores) {
   const T position = static_cast<T>(row.position - first);
+  T bias[kFusedBlock];
+  const bool masked = row.mask.present() && seen.size() > 0;
+  if (masked) row.mask.Read(row.query, {first + seen.begin, first + seen.end}, bias + seen.begin);
   const auto step = [&](auto d, int64_t j) HWY_ATTR {
-    const auto key = hn::Iota(d, static_cast<T>(j));
-    const auto distance = hn::Abs(hn::Sub(hn::Set(d, position), key));
-    hn::StoreU(Changed(d, row.change, hn::LoadU(d, scores + j), distance), d, scores + j);
+    auto score = hn::LoadU(d, scores + j);
+    if (row.change.softcap != 0) score = Capped(d, row.change, score);
+    if (masked) score = Masked(d, hn::Sub(hn::LoadU(d, bias + j), hn::Set(d, row.shift)), score);
+    if (row.change.slope != 0) {
+      const auto key = hn::Iota(d, static_cast<T>(j));
+      score = Sloped(d, row.change, hn::Abs(hn::Sub(hn::Set(d, position), key)), score);
+    }
+    hn::StoreU(score, d, scores + j);
   };
   int64_t j = seen.begin;
   for (; j + LanesOf<T>() <= seen.end; j += LanesOf<T>()) step(Tag<T>(), j);
   for (; j < seen.end; ++j) step(hn::CappedTag<T, 1>(), j);
+  constexpr T kHidden = -std::numeric_limits<T>::infinity();
+  return masked && std::find(bias + seen.begin, bias + seen.end, kHidden) != bias + seen.end;
 }
 
 // Turns a row's scores of a block into weights, and moves its reference and sums. seen: which of
@@ -202,32 +218,44 @@ HWY_INLINE void RunScores(const RowState<T>* rows, int64_t count, const T* const
   }
 }
 
+template <typename T>
+HWY_INLINE bool AllRowsFinite(const MatrixView<const T>& value) {
+  for (int64_t row = 0; row < value.rows; ++row) {
+    if (!AllFinite(value.Row(row), value.columns)) return false;
+  }
+  return true;
+}
+
 // Folds a block of a run into every row. first: the block's first key; in_run: its place there.
 template <typename T>
 HWY_INLINE void RunValues(const RowState<T>* rows, int64_t count, const MatrixView<const T>& value,
                           int64_t first, int64_t in_run, bool change, PrefetcherToL1<T>& next) {
   KeyRange seen[kFusedMostRows];
   KeyRange by_all = {0, value.rows};
+  bool hides = false;
   for (int64_t r = 0; r < count; ++r) {
     const auto within = [&](int64_t key) {
       return std::clamp<int64_t>(key - first, 0, value.rows);
     };
     seen[r] = {within(rows[r].visible.begin), within(rows[r].visible.end)};
     by_all = {std::max(by_all.begin, seen[r].begin), std::min(by_all.end, seen[r].end)};
-    if (change) ChangeRow(rows[r], first, seen[r], rows[r].scores + in_run);
+    if (change && ChangeRow(rows[r], first, seen[r], rows[r].scores + in_run)) hides = true;
     AbsorbRow(rows[r], rows[r].scores + in_run, seen[r], value.columns);
     std::fill_n(rows[r].block, value.columns, T{0});
   }
   constexpr int64_t kKeys = 4;
   const int64_t lines = PrefetcherToL1<T>::Lines(value.columns);
   int64_t j = 0;
+  // A hidden key's weight is 0, which times a NaN would not be.
+  const bool select = hides && !AllRowsFinite(value);
+  if (select) by_all = {value.rows, value.rows};
   const auto one_by_one = [&](int64_t end) HWY_ATTR {
     for (; j < end; ++j) {
       next.Step(lines);
       for (int64_t r = 0; r < count; ++r) {
-        if (seen[r].begin <= j && j < seen[r].end) {
-          KeyValues<T, 1>(rows + r, 1, value, j, in_run);
-        }
+        if (j < seen[r].begin || j >= seen[r].end) continue;
+        if (select && rows[r].mask.Hides(rows[r].query, first + j)) continue;
+        KeyValues<T, 1>(rows + r, 1, value, j, in_run);
       }
     }
   };
@@ -277,7 +305,10 @@ void RowsSegmentImpl(const FusedRows<T>& group, int64_t segment, T* scratch,
     rows[r].scores = rows[r].block + value_width;
     rows[r].visible = problem.VisibleKeys(group.batch, group.index[r]);
     rows[r].change = ScoreChangeOf<T>(problem, group.head[r]);
+    rows[r].query = group.index[r];
     rows[r].position = group.index[r] + problem.Offset(group.batch);
+    rows[r].mask = group.mask[r];
+    rows[r].shift = group.shift[r];
     scratch = rows[r].scores + RunElements<T>(problem);
     *rows[r].reference = NoReference<T>();
     *rows[r].sum = 0;
@@ -288,6 +319,7 @@ void RowsSegmentImpl(const FusedRows<T>& group, int64_t segment, T* scratch,
   // From whole blocks on: a block's sums are one chain.
   const int64_t begin = std::max(segment, keys.begin / kFusedBlock * kFusedBlock);
   const int64_t end = std::min(keys.end, segment + kFusedSegment);
+  const bool change = problem.mask.has_value() || ChangesScores(problem);
   PrefetcherToL1<T> next;
   for (int64_t run = begin; run < end; run += kRunKeys) {
     const int64_t count = std::min(kRunKeys, end - run);
@@ -301,8 +333,8 @@ void RowsSegmentImpl(const FusedRows<T>& group, int64_t segment, T* scratch,
     RunScores(rows, group.count, queries, group.key.Rows(run, run_end - run), next);
     for (int64_t first = run; first < run_end; first += kFusedBlock) {
       const int64_t in_block = std::min(kFusedBlock, run_end - first);
-      RunValues(rows, group.count, group.value.Rows(first, in_block), first, first - run,
-                problem.ChangesScores(), next);
+      RunValues(rows, group.count, group.value.Rows(first, in_block), first, first - run, change,
+                next);
     }
   }
 }
@@ -340,7 +372,7 @@ void FinishRowImpl(const T* states, int64_t segments, int64_t stride, const Fuse
     }
     for (; x < value_width; ++x) merge(one, state + 2, factor, total_factor, x);
   }
-  const SinkState<T> sink = SinkStateOf<T>(*to.problem, to.head);
+  const SinkState<T> sink = SinkStateOf<T>(*to.problem, to.head, to.shift);
   if (sink.sum != 0) {
     const T total_factor = take(sink.reference, sink.sum).second;
     for (int64_t x = 0; x < value_width; ++x) to.output[x] *= total_factor;
@@ -352,7 +384,7 @@ void FinishRowImpl(const T* states, int64_t segments, int64_t stride, const Fuse
   }
   if (to.reference != nullptr) *to.reference = reference;
   if (to.inverse_sum != nullptr) *to.inverse_sum = inverse;
-  if (to.logsumexp != nullptr) *to.logsumexp = LogSumExp(reference, sum);
+  if (to.logsumexp != nullptr) *to.logsumexp = LogSumExp(reference, sum, to.shift);
 }
 
 }  // namespace attendant::core::HWY_NAMESPACE

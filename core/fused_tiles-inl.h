@@ -93,6 +93,9 @@ struct ScoreChange {
   T slope = 0;
 };
 
+inline bool ChangesScores(const Problem& problem) {
+  return problem.softcap != 0 || !problem.alibi_slopes.empty();
+}
 template <typename T>
 ScoreChange<T> ScoreChangeOf(const Problem& problem, int64_t head) {
   ScoreChange<T> change;
@@ -102,38 +105,47 @@ ScoreChange<T> ScoreChangeOf(const Problem& problem, int64_t head) {
   return change;
 }
 
+// The steps of the change, in their order. A hidden key's number is -infinity, whatever its score.
+template <class D, typename T = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> Capped(D d, const ScoreChange<T>& change, hn::Vec<D> score) {
+  const auto capped = Tanh(d, hn::Mul(score, hn::Set(d, change.inverse_softcap)));
+  return hn::Mul(capped, hn::Set(d, change.softcap));
+}
+template <class D, typename T = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> Masked(D d, hn::Vec<D> bias, hn::Vec<D> score) {
+  const auto hidden = hn::Set(d, -std::numeric_limits<T>::infinity());
+  const auto sum = hn::MulAdd(bias, hn::Set(d, T(std::numbers::log2e)), score);
+  return hn::IfThenElse(hn::Eq(bias, hidden), hidden, sum);
+}
 // distance: between a query and a key.
 template <class D, typename T = hn::TFromD<D>>
-HWY_INLINE hn::Vec<D> Changed(D d, const ScoreChange<T>& change, hn::Vec<D> score,
-                              hn::Vec<D> distance) {
-  if (change.softcap != 0) {
-    const auto capped = Tanh(d, hn::Mul(score, hn::Set(d, change.inverse_softcap)));
-    score = hn::Mul(capped, hn::Set(d, change.softcap));
-  }
-  return change.slope == 0 ? score : hn::NegMulAdd(hn::Set(d, change.slope), distance, score);
+HWY_INLINE hn::Vec<D> Sloped(D d, const ScoreChange<T>& change, hn::Vec<D> distance,
+                             hn::Vec<D> score) {
+  return hn::NegMulAdd(hn::Set(d, change.slope), distance, score);
 }
 
 // A head's sink as the state of a segment: m, and l = 2^(sink - m); no output. l is 0 where there
-// is no sink.
+// is no sink. shift: what was subtracted from the row's mask.
 template <typename T>
 struct SinkState {
   T reference = 0;
   T sum = 0;
 };
 template <typename T>
-SinkState<T> SinkStateOf(const Problem& problem, int64_t head) {
+SinkState<T> SinkStateOf(const Problem& problem, int64_t head, T shift) {
   const hn::CappedTag<T, 1> one;
-  const auto sink = hn::Set(one, static_cast<T>(problem.SinkLog2(head)));
+  const auto sink =
+      hn::Set(one, static_cast<T>(problem.SinkLog2(head, static_cast<double>(shift))));
   if (std::isinf(hn::GetLane(sink))) return {};
   const auto reference = hn::Add(hn::Round(sink), hn::Set(one, T{kThreshold}));
   return {hn::GetLane(reference), hn::GetLane(Exp2(one, sink, reference))};
 }
 
-// ln(2^reference * sum), the whole numbers added first, with a logarithm of our own: the C
+// ln(2^reference * sum) + shift, the whole numbers added first, with a logarithm of our own: the C
 // library's is not the same on every machine. sum = 2^e f with f in [sqrt(1/2), sqrt(2)), ln f = 2
 // atanh((f - 1) / (f + 1)), whose series is cut where |t| <= 0.172 leaves 1e-18.
 template <typename T>
-T LogSumExp(T reference, T sum) {
+T LogSumExp(T reference, T sum, T shift) {
   if (sum == 0) return -std::numeric_limits<T>::infinity();
   if (std::isnan(sum)) return std::numeric_limits<T>::quiet_NaN();
   int exponent = 0;
@@ -147,7 +159,8 @@ T LogSumExp(T reference, T sum) {
   double series = 0;
   for (int k = 23; k >= 1; k -= 2) series = std::fma(series, t2, 1.0 / k);
   const double whole = static_cast<double>(reference) + exponent;
-  return static_cast<T>(std::fma(whole, std::numbers::ln2, 2 * t * series));
+  return static_cast<T>(std::fma(whole, std::numbers::ln2, 2 * t * series) +
+                        static_cast<double>(shift));
 }
 
 // Raw scores of kKeys keys: chains of fma over d. `beside` is called for 0 .. kBeside - 1, spread
@@ -256,7 +269,11 @@ constexpr int kBlockLanes = 16 / static_cast<int>(sizeof(T));
 template <class D, typename T = hn::TFromD<D>>
 HWY_INLINE void LoadColumns(D d, const T* const* rows, int64_t x,
                             hn::Vec<D> (&columns)[kBlockLanes<T>]) {
-  for (int i = 0; i < kBlockLanes<T>; ++i) columns[i] = hn::Set(d, rows[0][x + i]);
+  for (int i = 0; i < kBlockLanes<T>; ++i) {
+    T element;
+    hwy::CopyBytes<sizeof(T)>(rows[0] + x + i, &element);
+    columns[i] = hn::Set(d, element);
+  }
 }
 template <class D, typename T = hn::TFromD<D>>
 HWY_INLINE void StoreColumns(D d, hn::Vec<D> (&columns)[kBlockLanes<T>], T* const* rows,
@@ -310,7 +327,8 @@ HWY_INLINE void TransposeInBlocks(D d, hn::Vec<D> (&v)[kBlockLanes<T>]) {
   }
 }
 
-// columns[i] = element x + i of each of the rows, one row a lane. i < kBlockLanes.
+// columns[i] = element x + i of each of the rows, one row a lane. i < kBlockLanes. Rows may be
+// unaligned.
 template <class D, typename T = hn::TFromD<D>>
 HWY_INLINE void LoadColumns(D d, const T* const* rows, int64_t x,
                             hn::Vec<D> (&columns)[kBlockLanes<T>]) {

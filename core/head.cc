@@ -144,6 +144,7 @@ struct HeadJob {
     inner.value = {tensors.value, Layout::kBhtd, p.heads, p.keys, p.value_width};
     inner.output = {tensors.context, Layout::kBhtd, p.heads, p.queries, p.value_width};
     inner.weights = tensors.weights;
+    inner.mask = tensors.mask;
     return inner;
   }
 };

@@ -48,7 +48,8 @@ struct HeadTensors {
   const T* w_k = nullptr;
   const T* w_v = nullptr;
   const T* w_o = nullptr;
-  T* output = nullptr;  // (B, T, d_model)
+  const void* mask = nullptr;  // as the problem's mask says, or null
+  T* output = nullptr;         // (B, T, d_model)
   // All of them where intermediates are returned, else all null.
   T* query = nullptr;    // (B, H, T, d_k)
   T* key = nullptr;      // (B, H, T, d_k)

@@ -1,26 +1,62 @@
 #include "core/head_scores.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numbers>
 
 namespace attendant::core {
+namespace {
+
+// Keys whose part of the mask is read at a time.
+constexpr int64_t kMaskKeys = 256;
 
 template <typename T>
-HeadScores<T>::HeadScores(const Problem& problem, int64_t batch, int64_t head)
-    : changes_(problem.ChangesScores() || !problem.sinks.empty()),
+constexpr T kHidden = -std::numeric_limits<T>::infinity();
+
+}  // namespace
+
+template <typename T>
+HeadScores<T>::HeadScores(const Problem& problem, const void* mask, int64_t batch, int64_t head)
+    : changes_(problem.softcap != 0 || !problem.alibi_slopes.empty() || !problem.sinks.empty() ||
+               problem.mask.has_value()),
       scale_(static_cast<T>(problem.ScaleLog2())),
       softcap_(static_cast<T>(problem.SoftcapLog2())),
       slope_(static_cast<T>(problem.SlopeLog2(head))),
       offset_(problem.Offset(batch)),
-      sink_(static_cast<T>(problem.SinkLog2(head))) {}
+      sink_(problem.sinks.empty() ? kHidden<double> : problem.sinks[head]),
+      mask_(problem, mask, batch, head) {}
 
 template <typename T>
-void HeadScores<T>::Apply(int64_t query, KeyRange keys, T* row) const {
+RowScores<T> HeadScores<T>::OfRow(int64_t query, KeyRange seen) const {
+  const T shift = mask_.Shift(query, seen);
+  return {shift, static_cast<T>((sink_ - static_cast<double>(shift)) * std::numbers::log2e)};
+}
+
+template <typename T>
+void HeadScores<T>::Apply(int64_t query, KeyRange keys, const RowScores<T>& of_row, T* row) const {
   if (!changes_) return;
+  for (int64_t first = keys.begin; first < keys.end; first += kMaskKeys) {
+    const KeyRange part{first, std::min(first + kMaskKeys, keys.end)};
+    T bias[kMaskKeys];
+    if (mask_.present()) mask_.Read(query, part, bias);
+    for (int64_t j = part.begin; j < part.end; ++j) {
+      T& score = row[j - keys.begin];
+      score *= scale_;
+      if (softcap_ != 0) score = softcap_ * std::tanh(score / softcap_);
+      if (mask_.present()) {
+        score += (bias[j - part.begin] - of_row.shift) * static_cast<T>(std::numbers::log2e);
+      }
+      if (slope_ != 0) score -= slope_ * static_cast<T>(std::abs(query + offset_ - j));
+      if (mask_.present() && bias[j - part.begin] == kHidden<T>) score = kHidden<T>;
+    }
+  }
+}
+
+template <typename T>
+void HeadScores<T>::ZeroMasked(int64_t query, KeyRange keys, T* row) const {
   for (int64_t j = keys.begin; j < keys.end; ++j) {
-    T& score = row[j - keys.begin];
-    score *= scale_;
-    if (softcap_ != 0) score = softcap_ * std::tanh(score / softcap_);
-    if (slope_ != 0) score -= slope_ * static_cast<T>(std::abs(query + offset_ - j));
+    if (mask_.Hides(query, j)) row[j - keys.begin] = 0;
   }
 }
 

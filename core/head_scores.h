@@ -5,26 +5,41 @@
 
 #include <cstdint>
 
+#include "core/mask.h"
 #include "core/problem.h"
 
 namespace attendant::core {
+
+// A row's, in the units that HeadScores::Apply leaves.
+template <typename T>
+struct RowScores {
+  T shift = 0;  // HeadMask::Shift
+  // The score that stands beside the row's own, weighs as they do and has no value; -infinity where
+  // there is none.
+  T sink = 0;
+};
 
 // Thread-compatible.
 template <typename T>
 class HeadScores {
  public:
-  // REQUIRES: batch and head are the problem's; it outlives this.
-  HeadScores(const Problem& problem, int64_t batch, int64_t head);
+  // mask: of the problem's mask. REQUIRES: batch and head are the problem's; it outlives this.
+  HeadScores(const Problem& problem, const void* mask, int64_t batch, int64_t head);
+
+  // seen: the keys that the query sees, a mask left aside.
+  RowScores<T> OfRow(int64_t query, KeyRange seen) const;
 
   // Turns a query's products with `keys` into what the softmax takes, to be multiplied by scale():
-  // where there is more to do than to scale them, into exponents of 2.
-  void Apply(int64_t query, KeyRange keys, T* row) const;
+  // where there is more to do than to scale them, into exponents of 2. What the mask hides becomes
+  // -infinity.
+  void Apply(int64_t query, KeyRange keys, const RowScores<T>& of_row, T* row) const;
   // log2(e) in it.
   T scale() const { return changes_ ? T{1} : scale_; }
 
-  // The score that stands beside a row's own, weighs as they do and has no value; -infinity where
-  // there is none. In the units that Apply leaves.
-  T sink() const { return sink_; }
+  // Sets what the mask hides of a row of weights to 0: in a row with a NaN it may not be.
+  void ZeroMasked(int64_t query, KeyRange keys, T* row) const;
+
+  const HeadMask<T>& mask() const { return mask_; }
 
  private:
   const bool changes_;
@@ -32,7 +47,8 @@ class HeadScores {
   const T softcap_;  // 0: none
   const T slope_;
   const int64_t offset_;
-  const T sink_;
+  const double sink_;  // in base e
+  const HeadMask<T> mask_;
 };
 
 }  // namespace attendant::core

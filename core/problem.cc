@@ -182,9 +182,75 @@ absl::Status ApplyScoreOptions(const AttendOptions& options, Problem& problem) {
   return absl::OkStatus();
 }
 
-absl::Status CheckUnsupportedOptions(const AttendOptions& options) {
+// The axes that a mask is aligned with, at the right.
+struct MaskAxis {
+  const char* what;
+  int64_t size;
+};
+
+absl::Status CheckMaskShape(const TensorSpec& mask, const MaskAxis (&axes)[4]) {
+  constexpr absl::string_view kName = "options.mask";
+  const size_t rank = mask.shape.size();
+  if (rank > 4) {
+    return InvalidField(absl::StrCat(kName, ".shape"),
+                        absl::StrCat("has ", rank, " dimensions, must have 4 or fewer"));
+  }
+  // Three dimensions may be meant as (B, Tq, Tk): where that fits as well, nobody can tell.
+  const bool of_batch = rank == 3 && mask.shape[0] > 1 && mask.shape[0] == axes[0].size;
+  const char* const hint = of_batch ? "; a mask of each batch has the shape (B, 1, Tq, Tk)" : "";
+  for (size_t axis = 0; axis < rank; ++axis) {
+    const int64_t size = mask.shape[axis];
+    const MaskAxis& of = axes[4 - rank + axis];
+    if (size == of.size || size == 1) continue;
+    return InvalidField(
+        At(kName, static_cast<int>(axis)),
+        absl::StrCat("is ", size, ", must be ", of.size == 1 ? "1" : absl::StrCat("1 or ", of.size),
+                     " (", of.what, ")", axis == 0 ? hint : ""));
+  }
+  if (of_batch && axes[1].size == axes[0].size) {
+    return InvalidField(
+        absl::StrCat(kName, ".shape"),
+        absl::StrCat("is (", absl::StrJoin(mask.shape, ", "),
+                     "), which may be of each head or of each batch; send (1, H, Tq, Tk) or "
+                     "(B, 1, Tq, Tk)"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckMaskDType(DType mask, DType query) {
+  const DType wide = query == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  if (mask == DType::kBool || mask == query || mask == wide) return absl::OkStatus();
+  return InvalidField("options.mask.dtype",
+                      absl::StrCat("is ", NameOf(mask), ", must be BOOL",
+                                   query == wide ? "" : absl::StrCat(", ", NameOf(query)), " or ",
+                                   NameOf(wide), " (for queries of ", NameOf(query), ")"));
+}
+
+absl::Status ApplyMask(const AttendOptions& options, Problem& problem) {
   if (!options.mask.has_value()) return absl::OkStatus();
-  return UnsupportedField("options.mask", "is not served by this version");
+  const TensorSpec& mask = *options.mask;
+  const MaskAxis axes[] = {{"the query's batch", problem.batch},
+                           {"the query's heads", problem.heads},
+                           {"the query's tokens", problem.queries},
+                           {"the key's tokens", problem.keys}};
+  if (absl::Status status = CheckMaskDType(mask.dtype, problem.dtype); !status.ok()) return status;
+  if (absl::Status status = CheckMaskShape(mask, axes); !status.ok()) return status;
+  if (!StridedBytes(mask.shape, SizeOf(mask.dtype)).has_value()) {
+    return InvalidField("options.mask.shape", absl::StrCat("is (", absl::StrJoin(mask.shape, ", "),
+                                                           "), whose bytes overflow 63 bits"));
+  }
+  MaskLayout layout;
+  layout.dtype = mask.dtype;
+  int64_t* const strides[] = {&layout.batch_stride, &layout.head_stride, &layout.query_stride,
+                              &layout.key_stride};
+  int64_t stride = 1;
+  for (size_t axis = mask.shape.size(); axis-- > 0;) {
+    const int64_t size = mask.shape[axis];
+    if (size > 1) *strides[4 - mask.shape.size() + axis] = stride;
+    stride *= std::max<int64_t>(size, 1);
+  }
+  problem.mask = layout;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -291,7 +357,7 @@ absl::Status ApplyOptions(const AttendOptions& options, Problem& problem) {
   }
   if (absl::Status status = ApplyVisibility(options, problem); !status.ok()) return status;
   if (absl::Status status = ApplyScoreOptions(options, problem); !status.ok()) return status;
-  if (absl::Status status = CheckUnsupportedOptions(options); !status.ok()) return status;
+  if (absl::Status status = ApplyMask(options, problem); !status.ok()) return status;
   problem.path = options.path;
   problem.layout = options.layout;
   // Where D is 0 every score is an empty sum, and any finite scale gives uniform weights.

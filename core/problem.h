@@ -38,6 +38,16 @@ struct Window {
   std::optional<int64_t> right;
 };
 
+// A mask in memory: element (b, h, i, j) of (B, H, Tq, Tk) is at the sum of index times stride, in
+// elements. A stride of 0 broadcasts.
+struct MaskLayout {
+  DType dtype = DType::kBool;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+  int64_t query_stride = 0;
+  int64_t key_stride = 0;  // 0 or 1
+};
+
 // The options of the contract, unchecked. path: AUTO is kChunked.
 struct AttendOptions {
   Path path = Path::kChunked;
@@ -82,6 +92,7 @@ struct Problem {
   Causal causal = Causal::kNone;
   std::vector<int64_t> key_lengths;  // one a batch, or none
   Window window;
+  std::optional<MaskLayout> mask;
   double softcap = 0;                // 0: none
   std::vector<double> alibi_slopes;  // one a head, or none
   std::vector<double> sinks;         // one a head, or none
@@ -94,16 +105,16 @@ struct Problem {
 
   // Query i stands at key i + Offset(batch_index).
   int64_t Offset(int64_t batch_index) const;
-  // The keys that query `query` sees; an empty range has begin == end. Both ends only grow with the
-  // query. REQUIRES: 0 <= query < queries.
+  // The keys that query `query` sees as far as no mask hides them; an empty range has begin == end.
+  // Both ends only grow with the query. REQUIRES: 0 <= query < queries.
   KeyRange VisibleKeys(int64_t batch_index, int64_t query) const;
   // The keys between the first and the last that any of the queries first .. first + count - 1
   // sees. REQUIRES: count > 0.
   KeyRange VisibleKeysOfAny(int64_t batch_index, int64_t first, int64_t count) const;
-  // The one question a tile asks. REQUIRES: count > 0.
+  // The one question a tile asks, a mask left aside. REQUIRES: count > 0.
   Visibility Ask(int64_t batch_index, int64_t first, int64_t count, KeyRange keys) const;
-  // Whether a score is more than the scaled product: its sign may differ from the product's.
-  bool ChangesScores() const { return softcap != 0 || !alibi_slopes.empty(); }
+  // Whether a mask's numbers are added to the scores.
+  bool AddsMask() const { return mask.has_value() && mask->dtype != DType::kBool; }
   // The factor of a raw score in the exponent of 2: e^(scale * s) = 2^(ScaleLog2() * s).
   double ScaleLog2() const { return scale * std::numbers::log2e; }
   // The other options in the same units: 0 where there is no softcap or slope, -infinity where
@@ -112,11 +123,12 @@ struct Problem {
   double SlopeLog2(int64_t head) const {
     return alibi_slopes.empty() ? 0 : alibi_slopes[head] * std::numbers::log2e;
   }
-  double SinkLog2(int64_t head) const {
+  // shift: what is subtracted from the head's scores, in base e.
+  double SinkLog2(int64_t head, double shift = 0) const {
     return sinks.empty() ? -std::numeric_limits<double>::infinity()
-                         : sinks[head] * std::numbers::log2e;
+                         : (sinks[head] - shift) * std::numbers::log2e;
   }
-  // (query, key) pairs visible in one head of a batch; saturates at 2^63 - 1.
+  // (query, key) pairs visible in one head of a batch, a mask left aside; saturates at 2^63 - 1.
   int64_t VisiblePairs(int64_t batch_index) const;
 };
 

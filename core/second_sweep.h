@@ -17,12 +17,13 @@ inline bool NeedsSecondSweep(const Problem& problem) {
   return problem.return_weights || problem.return_key_sums;
 }
 
-// Each row's reference m and 1 / l (0 where l is 0). Thread-compatible.
+// Each row's reference m, 1 / l (0 where l is 0), and where a mask is added its shift.
+// Thread-compatible.
 template <typename T>
 class RowStates {
  public:
   static int64_t Elements(const Problem& p) {
-    return NeedsSecondSweep(p) ? SaturatingProduct({2, p.batch, p.heads, p.queries}) : 0;
+    return NeedsSecondSweep(p) ? SaturatingProduct({Arrays(p), p.batch, p.heads, p.queries}) : 0;
   }
 
   // Without a second sweep there is nothing to allocate.
@@ -30,17 +31,24 @@ class RowStates {
     auto allocated = workspace.Allocate<T>(Elements(problem));
     if (!allocated.ok()) return allocated.status();
     memory_ = *std::move(allocated);
+    arrays_ = Arrays(problem);
     return absl::OkStatus();
   }
 
   // Arrays of (B, H, Tq), or null.
   T* references() const { return memory_.data(); }
-  T* inverse_sums() const {
-    return memory_.data() == nullptr ? nullptr : memory_.data() + memory_.size() / 2;
-  }
+  T* inverse_sums() const { return Array(1); }
+  T* shifts() const { return Array(2); }
 
  private:
+  static int64_t Arrays(const Problem& p) { return p.AddsMask() ? 3 : 2; }
+  T* Array(int64_t index) const {
+    const bool kept = memory_.data() != nullptr && index < arrays_;
+    return kept ? memory_.data() + index * (memory_.size() / arrays_) : nullptr;
+  }
+
   Buffer<T> memory_;
+  int64_t arrays_ = 2;
 };
 
 }  // namespace attendant::core

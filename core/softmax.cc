@@ -216,17 +216,17 @@ bool AllFinite(const double* row, int64_t n) {
 }
 
 template <typename T>
-T NaturalLogSumExp(T reference, T scale, T sum) {
+T NaturalLogSumExp(T reference, T scale, T sum, T shift) {
   if (sum == 0) return -std::numeric_limits<T>::infinity();
   // In double: a float sum of the two would lose what is small beside the reference. The scale is
   // taken back to base e first, which keeps the largest scores from overflowing.
   const double base_e = static_cast<double>(scale) * std::numbers::ln2;
   return static_cast<T>(static_cast<double>(reference) * base_e +
-                        std::log(static_cast<double>(sum)));
+                        std::log(static_cast<double>(sum)) + static_cast<double>(shift));
 }
 
-template float NaturalLogSumExp(float, float, float);
-template double NaturalLogSumExp(double, double, double);
+template float NaturalLogSumExp(float, float, float, float);
+template double NaturalLogSumExp(double, double, double, double);
 
 }  // namespace attendant::core
 #endif  // HWY_ONCE

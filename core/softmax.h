@@ -46,9 +46,9 @@ T Exp2OfSink(T sink, T reference) {
 }
 
 // ln(sum of e^x), given the reference, the scale with log2(e) in it, and the sum that
-// Exp2OfDifference returned.
+// Exp2OfDifference returned. shift: what was subtracted from each score, in base e.
 template <typename T>
-T NaturalLogSumExp(T reference, T scale, T sum);
+T NaturalLogSumExp(T reference, T scale, T sum, T shift = 0);
 
 // row[i] *= factor.
 template <typename T>

@@ -47,6 +47,14 @@ constexpr absl::string_view NameOf(DType dtype) {
   return "UNSPECIFIED";
 }
 
+// Half precision, as it is stored.
+struct Float16 {
+  uint16_t bits = 0;
+};
+struct BFloat16 {
+  uint16_t bits = 0;
+};
+
 template <typename T>
 constexpr DType DTypeOf();
 template <>
@@ -56,6 +64,15 @@ constexpr DType DTypeOf<float>() {
 template <>
 constexpr DType DTypeOf<double>() {
   return DType::kFloat64;
+}
+
+template <>
+constexpr DType DTypeOf<Float16>() {
+  return DType::kFloat16;
+}
+template <>
+constexpr DType DTypeOf<BFloat16>() {
+  return DType::kBFloat16;
 }
 
 // Order of the axes of a (batch, heads, tokens, width) tensor in memory.

@@ -32,15 +32,17 @@ absl::StatusOr<Buffer<T>> FinitePart(const MatrixView<const T>& value, Workspace
 
 // Adds what FinitePart left out to the rows that see it.
 template <typename T>
-void AddRest(const Problem& problem, const WeightsPart& part, MatrixView<const T> weights,
+void AddRest(const Problem& problem, const WeightsPart<T>& part, MatrixView<const T> weights,
              MatrixView<const T> value, MatrixView<T> output) {
   for (int64_t key = 0; key < value.rows; ++key) {
     const T* const from = value.Row(key);
     if (AllFinite(from, value.columns)) continue;
     for (int64_t row = 0; row < weights.rows; ++row) {
-      const KeyRange seen = problem.VisibleKeys(part.batch, part.first_query + row);
+      const int64_t query = part.first_query + row;
+      const KeyRange seen = problem.VisibleKeys(part.batch, query);
       const int64_t position = part.keys.begin + key;
       if (position < seen.begin || position >= seen.end) continue;
+      if (part.mask.Hides(query, position)) continue;
       for (int64_t column = 0; column < value.columns; ++column) {
         if (!std::isfinite(from[column])) {
           output.Row(row)[column] += weights.Row(row)[key] * from[column];
@@ -53,12 +55,14 @@ void AddRest(const Problem& problem, const WeightsPart& part, MatrixView<const T
 }  // namespace
 
 template <typename T>
-absl::Status ValueProduct(const Problem& problem, const WeightsPart& part,
+absl::Status ValueProduct(const Problem& problem, const WeightsPart<T>& part,
                           MatrixView<const T> weights, MatrixView<const T> value,
                           MatrixView<T> output, bool accumulate, Workspace& workspace) {
   if (weights.rows == 0) return absl::OkStatus();
-  const Visibility visibility = problem.Ask(part.batch, part.first_query, weights.rows, part.keys);
-  if (visibility == Visibility::kAll || AllRowsFinite(value)) {
+  const bool all_seen =
+      !part.mask.present() &&
+      problem.Ask(part.batch, part.first_query, weights.rows, part.keys) == Visibility::kAll;
+  if (all_seen || AllRowsFinite(value)) {
     return Gemm(weights, value, Transpose::kNo, output, accumulate);
   }
   const auto finite = FinitePart(value, workspace);
@@ -69,9 +73,11 @@ absl::Status ValueProduct(const Problem& problem, const WeightsPart& part,
   return status;
 }
 
-template absl::Status ValueProduct(const Problem&, const WeightsPart&, MatrixView<const float>,
-                                   MatrixView<const float>, MatrixView<float>, bool, Workspace&);
-template absl::Status ValueProduct(const Problem&, const WeightsPart&, MatrixView<const double>,
-                                   MatrixView<const double>, MatrixView<double>, bool, Workspace&);
+template absl::Status ValueProduct(const Problem&, const WeightsPart<float>&,
+                                   MatrixView<const float>, MatrixView<const float>,
+                                   MatrixView<float>, bool, Workspace&);
+template absl::Status ValueProduct(const Problem&, const WeightsPart<double>&,
+                                   MatrixView<const double>, MatrixView<const double>,
+                                   MatrixView<double>, bool, Workspace&);
 
 }  // namespace attendant::core

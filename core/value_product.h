@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "core/mask.h"
 #include "core/problem.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
@@ -12,10 +13,12 @@
 namespace attendant::core {
 
 // Which part of the scores some weights are: queries from `first_query` on, against `keys`.
+template <typename T>
 struct WeightsPart {
   int64_t batch = 0;
   int64_t first_query = 0;
   KeyRange keys;
+  HeadMask<T> mask = {};
 };
 
 // output = weights * value, or += where accumulate.
@@ -28,7 +31,7 @@ struct WeightsPart {
 // Returns INTERNAL where the matrix library refuses, RESOURCE_EXHAUSTED where the copy does not
 // fit. REQUIRES: weights are 0 at hidden positions.
 template <typename T>
-absl::Status ValueProduct(const Problem& problem, const WeightsPart& part,
+absl::Status ValueProduct(const Problem& problem, const WeightsPart<T>& part,
                           MatrixView<const T> weights, MatrixView<const T> value,
                           MatrixView<T> output, bool accumulate, Workspace& workspace);
 

@@ -140,6 +140,18 @@ absl::Status CheckBytes(absl::string_view name, const v1::Tensor& tensor) {
                             absl::StrCat("has ", actual, " bytes, shape and dtype say ", bytes));
 }
 
+namespace {
+
+absl::Status CheckMaskBytes(const v1::AttendOptions& options) {
+  return options.has_mask() ? CheckBytes("options.mask", options.mask()) : absl::OkStatus();
+}
+
+const void* MaskOf(const v1::AttendOptions& options) {
+  return options.has_mask() ? options.mask().data().data() : nullptr;
+}
+
+}  // namespace
+
 absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request) {
   const std::pair<const char*, const v1::Tensor*> tensors[] = {
       {"query", &request.query()}, {"key", &request.key()}, {"value", &request.value()}};
@@ -156,6 +168,7 @@ absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request) {
   for (const auto& [name, tensor] : tensors) {
     if (absl::Status status = CheckBytes(name, *tensor); !status.ok()) return status;
   }
+  if (absl::Status status = CheckMaskBytes(request.options()); !status.ok()) return status;
   return problem;
 }
 
@@ -186,6 +199,7 @@ absl::StatusOr<core::HeadProblem> ProblemOf(const v1::HeadRequest& request) {
   for (const Part& part : parts) {
     if (absl::Status status = CheckBytes(part.name, *part.tensor); !status.ok()) return status;
   }
+  if (absl::Status status = CheckMaskBytes(request.options()); !status.ok()) return status;
   return problem;
 }
 
@@ -209,6 +223,7 @@ core::AttendTensors<T> TensorsOf(const core::Problem& p, const v1::AttendRequest
   t.query = {Elements<T>(request.query()), p.layout, p.heads, p.queries, p.width};
   t.key = {Elements<T>(request.key()), p.layout, p.kv_heads, p.keys, p.width};
   t.value = {Elements<T>(request.value()), p.layout, p.kv_heads, p.keys, p.value_width};
+  t.mask = MaskOf(request.options());
   t.output = {MutableElements<T>(response->mutable_output()), p.layout, p.heads, p.queries,
               p.value_width};
   const auto make = [&](const std::vector<int64_t>& shape, v1::Tensor* tensor) {
@@ -241,6 +256,7 @@ core::HeadTensors<T> TensorsOf(const core::HeadProblem& head, const v1::HeadRequ
   t.w_k = Elements<T>(request.w_k());
   t.w_v = Elements<T>(request.w_v());
   t.w_o = Elements<T>(request.w_o());
+  t.mask = MaskOf(request.options());
   t.output = make(ToVector(request.x().shape()), response->mutable_output());
   if (!head.return_intermediates) return t;
   const auto per_head = [&](int64_t width, v1::Tensor* tensor) {

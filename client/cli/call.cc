@@ -138,11 +138,19 @@ ExitCode RunCall(const Connector& connect, const CallArguments& arguments) {
     return Fail(arguments.random.has_value() ? kUsage : kBadFile,
                 std::string(inputs.status().message()));
   }
+  v1::AttendOptions options = arguments.options;
+  if (!arguments.mask.empty()) {
+    auto mask = ReadNpy(arguments.mask);
+    if (!mask.ok()) return Fail(kBadFile, std::string(mask.status().message()));
+    options.mutable_mask()->set_dtype(mask->dtype);
+    options.mutable_mask()->mutable_shape()->Assign(mask->shape.begin(), mask->shape.end());
+    options.mutable_mask()->set_data(std::move(mask->bytes));
+  }
   const auto client = connect();
   if (!client.ok()) return Fail(client.status());
   const auto begin = std::chrono::steady_clock::now();
-  auto result = (*client)->Attend(inputs->query.ref(), inputs->key.ref(), inputs->value.ref(),
-                                  arguments.options);
+  auto result =
+      (*client)->Attend(inputs->query.ref(), inputs->key.ref(), inputs->value.ref(), options);
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   if (!result.ok()) return Fail(result.status());
   RestoreRank(inputs->rank, arguments.options.layout(), result->output);

@@ -24,7 +24,8 @@ struct CallArguments {
   std::vector<int64_t> shape;
   std::optional<uint32_t> random;
   v1::DataType random_dtype = v1::DATA_TYPE_FLOAT32;
-  std::string out;  // .npy, of the query's rank; empty: not written
+  std::string mask;  // .npy, of bool or numbers; empty: none
+  std::string out;   // .npy, of the query's rank; empty: not written
   v1::AttendOptions options;
 };
 

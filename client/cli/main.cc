@@ -125,6 +125,9 @@ void AddCallOptions(CLI::App& call, CallArguments& arguments) {
                          {"top-left", v1::CAUSAL_TOP_LEFT},
                          {"bottom-right", v1::CAUSAL_BOTTOM_RIGHT}},
                         [&](v1::Causal causal) { arguments.options.set_causal(causal); });
+  call.add_option("--mask", arguments.mask,
+                  "Which keys a query sees (bool), or what is added to a score: a .npy file that\n"
+                  "broadcasts to (batch, heads, queries, keys) (none)");
   AddList<int64_t>(call, "--key_lengths", "How many keys of each batch are real (all)",
                    arguments.options.mutable_key_lengths());
   AddList<double>(call, "--alibi_slopes",

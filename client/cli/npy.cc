@@ -1,7 +1,9 @@
 #include "client/cli/npy.h"
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <optional>
 
 #include "absl/strings/ascii.h"
@@ -24,7 +26,20 @@ struct Header {
   std::vector<int64_t> shape;
 };
 
-int64_t SizeOf(v1::DataType dtype) { return dtype == v1::DATA_TYPE_FLOAT64 ? 8 : 4; }
+// NumPy's names of the element types.
+struct Element {
+  v1::DataType dtype;
+  absl::string_view descr;
+  int64_t size;
+};
+constexpr Element kElements[] = {{v1::DATA_TYPE_FLOAT32, "<f4", 4},
+                                 {v1::DATA_TYPE_FLOAT64, "<f8", 8},
+                                 {v1::DATA_TYPE_BOOL, "|b1", 1}};
+
+const Element& ElementOf(v1::DataType dtype) {
+  return *std::find_if(std::begin(kElements), std::end(kElements),
+                       [&](const Element& element) { return element.dtype == dtype; });
+}
 
 // What stands after "'key':" in a Python dictionary's text, leading blanks removed.
 std::optional<absl::string_view> ValueOf(absl::string_view dictionary, absl::string_view key) {
@@ -65,15 +80,17 @@ absl::StatusOr<Header> ParseHeader(absl::string_view text) {
     return absl::InvalidArgumentError("its header lacks descr, fortran_order or shape");
   }
   Header header;
-  const absl::string_view type = descr->substr(0, 5);
-  if (type == "'<f4'" || type == "\"<f4\"") {
-    header.dtype = v1::DATA_TYPE_FLOAT32;
-  } else if (type == "'<f8'" || type == "\"<f8\"") {
-    header.dtype = v1::DATA_TYPE_FLOAT64;
-  } else {
+  for (const Element& element : kElements) {
+    for (const char* quote : {"'", "\""}) {
+      if (absl::StartsWith(*descr, absl::StrCat(quote, element.descr, quote))) {
+        header.dtype = element.dtype;
+      }
+    }
+  }
+  if (header.dtype == v1::DATA_TYPE_UNSPECIFIED) {
     return absl::InvalidArgumentError(absl::StrCat(
         "its elements are ", descr->substr(0, descr->find(',')),
-        ", must be '<f4' or '<f8': save array.astype('float32') or astype('float64')"));
+        ", must be '<f4', '<f8' or '|b1': save array.astype('float32'), 'float64' or 'bool'"));
   }
   auto sizes = ParseShape(*shape);
   if (!sizes.ok()) return sizes.status();
@@ -116,7 +133,7 @@ absl::StatusOr<Tensor> Read(std::istream& file) {
   if (!text.ok()) return text.status();
   const auto header = ParseHeader(*text);
   if (!header.ok()) return header.status();
-  int64_t bytes = SizeOf(header->dtype);
+  int64_t bytes = ElementOf(header->dtype).size;
   for (const int64_t size : header->shape) bytes = core::SaturatingProduct({bytes, size});
   const std::streampos data = file.tellg();
   file.seekg(0, std::ios::end);
@@ -145,10 +162,9 @@ absl::StatusOr<Tensor> ReadNpy(const std::string& path) {
 }
 
 absl::Status WriteNpy(const std::string& path, const Tensor& tensor) {
-  const char* const descr = tensor.dtype == v1::DATA_TYPE_FLOAT64 ? "<f8" : "<f4";
-  std::string header =
-      absl::StrCat("{'descr': '", descr, "', 'fortran_order': False, 'shape': (",
-                   absl::StrJoin(tensor.shape, ", "), tensor.shape.size() == 1 ? ",), }" : "), }");
+  std::string header = absl::StrCat(
+      "{'descr': '", ElementOf(tensor.dtype).descr, "', 'fortran_order': False, 'shape': (",
+      absl::StrJoin(tensor.shape, ", "), tensor.shape.size() == 1 ? ",), }" : "), }");
   // Magic, version and length take 10 bytes; the elements start at a multiple of 64, after a
   // newline.
   header.append(63 - (10 + header.size()) % 64, ' ');

@@ -49,6 +49,16 @@ TEST(NpyTest, WhatIsWrittenIsReadBack) {
   EXPECT_EQ((static_cast<int64_t>(file.tellg()) - 24) % 64, 0);
 }
 
+TEST(NpyTest, BoolsAreBytes) {
+  const Tensor tensor{v1::DATA_TYPE_BOOL, {3}, std::string("\1\0\1", 3)};
+  const std::string path = PathOf("bool.npy");
+  ASSERT_TRUE(WriteNpy(path, tensor).ok());
+  const auto read = ReadNpy(path);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->dtype, v1::DATA_TYPE_BOOL);
+  EXPECT_EQ(read->bytes, tensor.bytes);
+}
+
 TEST(NpyTest, RanksAndEmptyAxesSurvive) {
   for (const std::vector<int64_t>& shape :
        std::vector<std::vector<int64_t>>{{}, {0}, {1}, {3, 0}, {1, 1, 1, 1}}) {

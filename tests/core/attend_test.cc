@@ -15,6 +15,7 @@
 #include "core/cost.h"
 #include "core/scheduler.h"
 #include "core/workspace.h"
+#include "tests/core/attend_testing.h"
 #include "tests/core/flags.h"
 #include "tests/core/oracle.h"
 #include "tests/core/testing.h"
@@ -25,78 +26,6 @@ namespace {
 using ::testing::Each;
 using ::testing::IsEmpty;
 
-Problem On(Path path, Problem problem) {
-  problem.path = path;
-  return problem;
-}
-
-// What is returned is the oracle's.
-template <typename T>
-void ExpectNear(const Problem& p, const Results<T>& actual, const OracleResult& oracle,
-                const Tolerance& tolerance) {
-  EXPECT_TRUE(Near(actual.output, oracle.output, tolerance.output)) << "output";
-  if (p.return_weights) {
-    EXPECT_TRUE(Near(actual.weights, oracle.weights, tolerance.tiny, tolerance.weight))
-        << "weights";
-    EXPECT_TRUE(HiddenWeightsAreZero(p, actual.weights));
-  }
-  if (p.return_logsumexp) {
-    EXPECT_TRUE(Near(actual.logsumexp, oracle.logsumexp, tolerance.logsumexp)) << "logsumexp";
-  }
-  if (p.return_key_sums) {
-    EXPECT_TRUE(Near(actual.key_sums, oracle.key_sums, tolerance.tiny, tolerance.key_sum))
-        << "key_sums";
-  }
-}
-
-// Both paths compute what the oracle does, and what the other does.
-template <typename T>
-void ExpectOracle(const Problem& p, const Inputs<T>& inputs, Scheduler& scheduler) {
-  SCOPED_TRACE(Describe(p));
-  const OracleResult oracle = OracleOf(p, inputs);
-  const Tolerance tolerance = ToleranceOf<T>(p, MagnitudesOf(p, inputs));
-  const Results<T> explicit_path = Compute(On(Path::kExplicit, p), inputs, scheduler);
-  const Results<T> chunked = Compute(On(Path::kChunked, p), inputs, scheduler);
-  {
-    SCOPED_TRACE("explicit path");
-    ExpectNear(p, explicit_path, oracle, tolerance);
-  }
-  {
-    SCOPED_TRACE("chunked path");
-    ExpectNear(p, chunked, oracle, tolerance);
-  }
-  SCOPED_TRACE("chunked path against the explicit one");
-  ExpectNear(p, chunked,
-             {ToDouble(explicit_path.output), ToDouble(explicit_path.weights),
-              ToDouble(explicit_path.logsumexp), ToDouble(explicit_path.key_sums)},
-             tolerance);
-}
-
-// What a test runs with: a type and the chunked path's kernel.
-template <typename T, Kernel kKernel>
-struct Run {
-  using Type = T;
-  static constexpr Kernel kernel = kKernel;
-};
-
-template <typename Param>
-class AttendTest : public ::testing::Test {
- protected:
-  using Real = typename Param::Type;
-
-  AttendTest() { KernelUnderTest() = Param::kernel; }
-  ~AttendTest() override { KernelUnderTest() = Kernel::kFused; }
-
-  void ExpectOracleOnRandom(const Sizes& sizes, const AttendOptions& options) {
-    const Problem problem = ProblemOf<Real>(sizes, options);
-    ExpectOracle(problem, RandomInputs<Real>(problem, 1), scheduler_);
-  }
-
-  Scheduler scheduler_{2};
-};
-
-using Runs = ::testing::Types<Run<float, Kernel::kFused>, Run<double, Kernel::kFused>,
-                              Run<float, Kernel::kOneDnn>, Run<double, Kernel::kOneDnn>>;
 TYPED_TEST_SUITE(AttendTest, Runs);
 
 // Blocks are 64 queries on the explicit path, 128 on the chunked one; 256 keys on the chunked one,
@@ -529,32 +458,6 @@ TYPED_TEST(AttendTest, MatchesTheOracleWhereTheMaximumMovesFromBlockToBlock) {
   }
 }
 
-// Quiet and signalling, of both signs, with and without a payload.
-template <typename T>
-std::vector<T> NaNs() {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    return {std::bit_cast<float>(0x7fc00000u), std::bit_cast<float>(0x7fc00001u),
-            std::bit_cast<float>(0xffc00000u), std::bit_cast<float>(0x7f800001u),
-            std::bit_cast<float>(0x7fffffffu), std::bit_cast<float>(0xffffffffu)};
-  } else {
-    return {std::bit_cast<double>(0x7ff8000000000000u), std::bit_cast<double>(0x7ff8000000000001u),
-            std::bit_cast<double>(0xfff8000000000000u), std::bit_cast<double>(0x7ff0000000000001u),
-            std::bit_cast<double>(0x7fffffffffffffffu), std::bit_cast<double>(0xffffffffffffffffu)};
-  }
-}
-
-template <typename T>
-std::vector<T> Poisons() {
-  constexpr T kInfinity = std::numeric_limits<T>::infinity();
-  return {NaNs<T>()[1], kInfinity, -kInfinity};
-}
-
-// Row `row` of a (rows, width) tensor becomes `poison`.
-template <typename T>
-void FillRow(std::vector<T>& tensor, int64_t row, int64_t width, T poison) {
-  std::fill_n(tensor.begin() + row * width, width, poison);
-}
-
 TYPED_TEST(AttendTest, KeysHiddenFromEveryQueryNeverShow) {
   using T = typename TestFixture::Real;
   AttendOptions short_length = ReturningAll();
@@ -790,9 +693,9 @@ class RandomProblems {
  public:
   explicit RandomProblems(uint32_t seed) : rng_(seed) {}
 
-  // Small enough that hundreds take a second.
+  // Small enough that hundreds take a second. mask: what is in the options of the problem.
   template <typename T>
-  Problem Next() {
+  Problem Next(TensorSpec& mask) {
     while (true) {
       Sizes s;
       s.batch = Below(3) + (Below(8) != 0 ? 1 : 0);
@@ -820,17 +723,31 @@ class RandomProblems {
         if (slopes == 0) options.alibi_slopes.push_back(0.1 * static_cast<double>(Below(9)) - 0.2);
         if (sinks == 0) options.sinks.push_back(static_cast<double>(Below(12)) - 6);
       }
+      if (Below(2) == 0) options.mask = Mask(DTypeOf<T>(), s);
       const std::optional<double> scales[] = {std::nullopt, std::nullopt, 0.0, -0.3, 1.0};
       options.scale = scales[Below(5)];
       options.return_weights = Below(2) == 0;
       options.return_logsumexp = Below(2) == 0;
       options.return_key_sums = Below(2) == 0;
+      mask = options.mask.value_or(TensorSpec{DType::kBool, {0}});
       return ProblemOf<T>(s, options);
     }
   }
 
  private:
   int64_t Below(int64_t n) { return static_cast<int64_t>(rng_()) % n; }
+
+  // Of four dimensions, or fewer where that says the same.
+  TensorSpec Mask(DType dtype, const Sizes& s) {
+    TensorSpec mask{Below(2) == 0 ? DType::kBool : dtype, {s.batch, s.heads, s.queries, s.keys}};
+    for (int64_t& size : mask.shape) size = Below(3) == 0 ? 1 : size;
+    const bool fewer = Below(2) == 0;
+    while (fewer && !mask.shape.empty() && mask.shape[0] == 1) {
+      mask.shape.erase(mask.shape.begin());
+    }
+    if (mask.shape.size() == 3 && s.batch == s.heads) mask.shape.insert(mask.shape.begin(), 1);
+    return mask;
+  }
 
   int64_t Length() {
     constexpr int64_t kEdges[] = {63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513};
@@ -859,9 +776,11 @@ TYPED_TEST(AttendTest, MatchesTheOracleOnRandomProblems) {
   for (int64_t n = 0; n < TheFlags().problems && !this->HasFailure(); ++n, ++seed) {
     SCOPED_TRACE(absl::StrCat("core_test --gtest_filter=", test.test_suite_name(), ".", test.name(),
                               " --problems=1 --seed=", seed));
-    const auto problem = RandomProblems(seed).Next<typename TestFixture::Real>();
-    ExpectOracle(problem, RandomInputs<typename TestFixture::Real>(problem, seed),
-                 this->scheduler_);
+    TensorSpec mask;
+    const auto problem = RandomProblems(seed).Next<typename TestFixture::Real>(mask);
+    auto inputs = RandomInputs<typename TestFixture::Real>(problem, seed);
+    inputs.mask = RandomMask(mask, seed);
+    ExpectOracle(problem, inputs, this->scheduler_);
   }
 }
 

@@ -209,6 +209,7 @@ TEST(CostTest, EverythingSaturates) {
                      .causal = causal,
                      .key_lengths = {},
                      .window = {},
+                     .mask = {},
                      .softcap = 0,
                      .alibi_slopes = {},
                      .sinks = {},

@@ -217,10 +217,42 @@ TYPED_TEST(FusedPathTest, EveryOptionHasTheBitsOfTheReference) {
   add({.queries = 1, .keys = 8300, .width = 2, .value_width = 3}, Causal::kBottomRight,
       {4000, std::nullopt}, {8200});
   add({.queries = 40, .keys = 20, .width = 2, .value_width = 3}, Causal::kBottomRight, {}, {});
+  // Masks of each kind and a few shapes, alone and with the rest.
+  for (const int64_t queries : {2, 45, 200}) {
+    for (const DType dtype : {DType::kBool, DTypeOf<T>()}) {
+      for (const std::vector<int64_t>& shape :
+           {std::vector<int64_t>{queries, 230}, {4, queries, 230}, {1, 1, 230}, {4, queries, 1}}) {
+        for (const bool more : {false, true}) {
+          AttendOptions options = Options(more ? Causal::kBottomRight : Causal::kNone);
+          options.mask = TensorSpec{dtype, shape};
+          options.return_logsumexp = true;
+          if (more) {
+            options.softcap = 2.5;
+            options.alibi_slopes = {0.3, -0.01, 0, 0.02};
+            options.sinks = {1, -50, 90, -std::numeric_limits<double>::infinity()};
+          }
+          cases.push_back({{.heads = 4,
+                            .kv_heads = 2,
+                            .queries = queries,
+                            .keys = 230,
+                            .width = 5,
+                            .value_width = 6},
+                           options});
+        }
+      }
+    }
+  }
+  for (const int64_t queries : {1, 40}) {
+    AttendOptions options = Options(Causal::kBottomRight);
+    options.mask = TensorSpec{DTypeOf<T>(), {queries, 4100}};
+    options.return_logsumexp = true;
+    cases.push_back({{.queries = queries, .keys = 4100, .width = 2, .value_width = 3}, options});
+  }
   for (const Case& c : cases) {
     const Problem problem = ProblemOf<T>(c.sizes, c.options);
     SCOPED_TRACE(Describe(problem));
-    const Inputs<T> inputs = MakeInputs<T>(problem, Kind::kWide, 4);
+    Inputs<T> inputs = MakeInputs<T>(problem, Kind::kWide, 4);
+    if (problem.mask.has_value()) inputs.mask = RandomMask(*c.options.mask, 6);
     const std::vector<T> expected = ReferenceOf(problem, inputs).output;
     AttendOptions weighed = c.options;
     weighed.return_weights = weighed.return_key_sums = true;
@@ -230,9 +262,60 @@ TYPED_TEST(FusedPathTest, EveryOptionHasTheBitsOfTheReference) {
       const Results<T> all = Compute(ProblemOf<T>(c.sizes, weighed), inputs, scheduler);
       EXPECT_TRUE(SameBits(all.output, expected));
       EXPECT_TRUE(SameBits(all.logsumexp, results.logsumexp));
-      EXPECT_TRUE(HiddenWeightsAreZero(problem, all.weights));
+      EXPECT_TRUE(HiddenWeightsAreZero(problem, all.weights, inputs.mask));
     });
     if (this->HasFailure()) return;
+  }
+}
+
+// Rows whose mask holds ordinary numbers, far ones, or both, beside each other: a shift is each
+// row's own.
+TYPED_TEST(FusedPathTest, ShiftedRowsHaveTheBitsOfTheReference) {
+  using T = typename TestFixture::Real;
+  constexpr double kHidden = -std::numeric_limits<double>::infinity();
+  const double lowest = static_cast<double>(std::numeric_limits<T>::lowest());
+  const double far = static_cast<double>(kFar<T>);
+  const double kinds[][2] = {
+      {0, -1},          {lowest, lowest},  {lowest, lowest / 2}, {-2 * far, -far},
+      {0, lowest},      {kHidden, lowest}, {kHidden, kHidden},   {-lowest, 0},
+      {far, 1.5 * far}, {-0.9 * far, -far}};
+  for (const bool sinks : {false, true}) {
+    for (const int64_t queries : {3, 30, 200}) {
+      for (const int64_t keys : {70, 4100}) {
+        if (queries * keys > 200'000) continue;
+        AttendOptions options = ReturningAll();
+        options.mask = TensorSpec{DTypeOf<T>(), {queries, keys}};
+        if (sinks) options.sinks = {2, 3 * lowest / 4};
+        const Problem problem = ProblemOf<T>(
+            {.heads = 2, .queries = queries, .keys = keys, .width = 3, .value_width = 5}, options);
+        SCOPED_TRACE(Describe(problem));
+        Inputs<T> inputs = MakeInputs<T>(problem, Kind::kWide, 4);
+        std::vector<double> mask;
+        std::mt19937 rng(7);
+        for (int64_t i = 0; i < queries; ++i) {
+          for (int64_t j = 0; j < keys; ++j) {
+            mask.push_back(kinds[i % std::size(kinds)][rng() % 2]);
+          }
+        }
+        inputs.mask = MaskOf(DTypeOf<T>(), mask);
+        const ReferenceAnswer<T> expected = ReferenceOf(problem, inputs);
+        EXPECT_GT(expected.shifted_rows, 0);
+        this->ForEachScheduler([&](Scheduler& scheduler) {
+          const Results<T> results = Compute(problem, inputs, scheduler);
+          EXPECT_TRUE(SameBits(results.output, expected.output));
+          EXPECT_TRUE(HiddenWeightsAreZero(problem, results.weights, inputs.mask));
+          for (int64_t row = 0; row < problem.heads * queries; ++row) {
+            double sum = 0;
+            for (int64_t j = 0; j < keys; ++j) {
+              sum += static_cast<double>(results.weights[row * keys + j]);
+            }
+            if (sinks) continue;
+            EXPECT_NEAR(sum, expected.inverse_sums[row] == 0 ? 0 : 1, 1e-5) << "row " << row;
+          }
+        });
+        if (this->HasFailure()) return;
+      }
+    }
   }
 }
 

@@ -34,7 +34,10 @@ struct FusedScores {
   T softcap = 0;  // 0: none
   T slope = 0;
   int64_t position = 0;  // of the query among the keys
-  T sink = -std::numeric_limits<T>::infinity();
+  // What the mask adds for each key, -infinity where it hides it; or nothing. Whether it adds.
+  std::vector<T> bias = {};
+  bool added = false;
+  double natural_sink = -std::numeric_limits<double>::infinity();  // not in base 2
 };
 
 template <typename T>
@@ -43,6 +46,7 @@ struct FusedRow {
   T reference = 0;
   T sum = 0;
   std::set<int64_t> moves;  // groups of keys, by their first, at which the reference moved
+  T shift = 0;
 };
 
 template <typename T>
@@ -57,17 +61,20 @@ class FusedReference {
   }
 
   FusedRow<T> Run() {
-    FusedRow<T> total{std::vector<T>(value_.columns, 0), NoReference(), 0, {}};
-    for (int64_t first = 0; first < visible_.end; first += rule_.segment) {
-      FusedRow<T> part = Segment(first, std::min(first + rule_.segment, visible_.end));
-      total.moves.merge(part.moves);
-      Merge(total, part);
+    FusedRow<T> total = Sweep();
+    constexpr T kFar = kFloat ? T(0x1p99) : T(0x1p995);
+    if (scores_.added && !(std::abs(total.reference) < kFar)) {
+      T largest = -std::numeric_limits<T>::infinity();
+      for (int64_t j = visible_.begin; j < visible_.end; ++j) {
+        if (scores_.bias[j] > largest) largest = scores_.bias[j];
+      }
+      if (std::isfinite(largest) && std::abs(largest) >= kFar &&
+          scores_.natural_sink - largest < kFar) {
+        shift_ = largest;
+        total = Sweep();
+      }
     }
-    if (!std::isinf(scores_.sink)) {
-      const T reference = std::nearbyint(scores_.sink) + rule_.threshold;
-      Merge(total,
-            {std::vector<T>(value_.columns, 0), reference, Weight(scores_.sink, reference), {}});
-    }
+    total.shift = shift_;
     const T inverse = total.sum == 0 ? T{0} : 1 / total.sum;
     for (T& element : total.output) {
       element = (element + 0) * inverse;
@@ -77,6 +84,23 @@ class FusedReference {
   }
 
  private:
+  // All segments and the sink.
+  FusedRow<T> Sweep() {
+    FusedRow<T> total{std::vector<T>(value_.columns, 0), NoReference(), 0, {}};
+    for (int64_t first = 0; first < visible_.end; first += rule_.segment) {
+      FusedRow<T> part = Segment(first, std::min(first + rule_.segment, visible_.end));
+      total.moves.merge(part.moves);
+      Merge(total, part);
+    }
+    const T sink =
+        static_cast<T>((scores_.natural_sink - static_cast<double>(shift_)) * std::numbers::log2e);
+    if (!std::isinf(sink)) {
+      const T reference = std::nearbyint(sink) + rule_.threshold;
+      Merge(total, {std::vector<T>(value_.columns, 0), reference, Weight(sink, reference), {}});
+    }
+    return total;
+  }
+
   static constexpr bool kFloat = std::is_same_v<T, float>;
   static constexpr int kBias = std::numeric_limits<T>::max_exponent - 1;
   using Bits = std::conditional_t<kFloat, uint32_t, uint64_t>;
@@ -143,12 +167,18 @@ class FusedReference {
     }
   }
 
-  bool Sees(int64_t j) const { return visible_.begin <= j && j < visible_.end; }
+  bool Sees(int64_t j) const {
+    return visible_.begin <= j && j < visible_.end &&
+           (scores_.bias.empty() || scores_.bias[j] != -std::numeric_limits<T>::infinity());
+  }
 
   T Score(int64_t j) const {
     T s = 0;
     for (int64_t d = 0; d < key_.columns; ++d) s = std::fma(key_.Row(j)[d], query_[d], s);
     if (scores_.softcap != 0) s = Tanh(s * (1 / scores_.softcap)) * scores_.softcap;
+    if (!scores_.bias.empty()) {
+      s = std::fma(scores_.bias[j] - shift_, T(std::numbers::log2e), s);
+    }
     if (scores_.slope != 0) {
       const int64_t origin = j / rule_.block * rule_.block;
       const T distance =
@@ -209,6 +239,7 @@ class FusedReference {
   KeyRange visible_;
   FusedScores<T> scores_;
   FusedRule rule_;
+  T shift_ = 0;
 };
 
 }  // namespace attendant::core

@@ -45,6 +45,10 @@ using AllTargets =
     testing::Types<OnTarget<float, kBaseline>, OnTarget<double, kBaseline>, OnTarget<float, kAvx2>,
                    OnTarget<double, kAvx2>, OnTarget<float, kAvx3>, OnTarget<double, kAvx3>>;
 
+// For what has no other type.
+using FloatTargets =
+    testing::Types<OnTarget<float, kBaseline>, OnTarget<float, kAvx2>, OnTarget<float, kAvx3>>;
+
 struct NameOnTarget {
   template <typename Param>
   static std::string GetName(int /*index*/) {
@@ -104,6 +108,7 @@ struct ReferenceAnswer {
   std::vector<T> references;    // (B, H, Tq)
   std::vector<T> inverse_sums;  // (B, H, Tq)
   std::set<int64_t> moves;      // where some row's reference moved
+  int64_t shifted_rows = 0;
 };
 
 // The scalar program's rows.
@@ -116,10 +121,15 @@ ReferenceAnswer<T> ReferenceOf(const Problem& p, const Inputs<T>& inputs,
   for (int64_t b = 0; b < p.batch; ++b) {
     for (int64_t h = 0; h < p.heads; ++h) {
       for (int64_t i = 0; i < p.queries; ++i) {
-        const FusedScores<T> scores{.softcap = static_cast<T>(p.SoftcapLog2()),
-                                    .slope = static_cast<T>(p.SlopeLog2(h)),
-                                    .position = i + p.Offset(b),
-                                    .sink = static_cast<T>(p.SinkLog2(h))};
+        FusedScores<T> scores{.softcap = static_cast<T>(p.SoftcapLog2()),
+                              .slope = static_cast<T>(p.SlopeLog2(h)),
+                              .position = i + p.Offset(b),
+                              .added = p.AddsMask()};
+        if (!p.sinks.empty()) scores.natural_sink = p.sinks[h];
+        if (p.mask.has_value()) {
+          scores.bias.resize(p.keys);
+          HeadMask<T>(p, inputs.mask.data(), b, h).Read(i, {0, p.keys}, scores.bias.data());
+        }
         FusedRow<T> row =
             FusedReference<T>(tensors.query.Head(b, h).Row(i), tensors.key.Head(b, p.KvHead(h)),
                               tensors.value.Head(b, p.KvHead(h)), p.VisibleKeys(b, i),
@@ -129,6 +139,7 @@ ReferenceAnswer<T> ReferenceOf(const Problem& p, const Inputs<T>& inputs,
         answer.references.push_back(row.reference);
         answer.inverse_sums.push_back(row.sum == 0 ? T{0} : 1 / row.sum);
         answer.moves.merge(row.moves);
+        if (row.shift != 0) ++answer.shifted_rows;
       }
     }
   }

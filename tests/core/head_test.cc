@@ -50,6 +50,7 @@ HeadSpec SpecOf(const HeadSizes& s, DType dtype = DType::kFloat64) {
 template <typename T>
 struct HeadInputs {
   std::vector<T> x, w_q, w_k, w_v, w_o;
+  std::vector<unsigned char> mask = {};
 };
 
 template <typename T>
@@ -84,6 +85,7 @@ HeadResults<T> ComputeHead(const HeadProblem& problem, const HeadInputs<T>& in) 
                          .w_k = in.w_k.data(),
                          .w_v = in.w_v.data(),
                          .w_o = in.w_o.data(),
+                         .mask = in.mask.data(),
                          .output = results.output.data()};
   if (problem.return_intermediates) {
     const auto make = [&](std::vector<T>& tensor, int64_t width) {
@@ -166,12 +168,13 @@ void ExpectNaiveHead(const HeadProblem& head, const HeadInputs<T>& in, const Hea
     expect_projection(in.w_k, p.width, out.key);
     expect_projection(in.w_v, p.value_width, out.value);
   }
-  const Inputs<T> inner{out.query, out.key, out.value};
+  const Inputs<T> inner{out.query, out.key, out.value, in.mask};
   const Magnitudes magnitudes = MagnitudesOf(p, inner);
   const Tolerance tolerance = ToleranceOf<T>(p, magnitudes);
   // The logits are the scores of a problem that hides nothing: s = logsumexp + ln weight.
   Problem unmasked = p;
   unmasked.causal = Causal::kNone;
+  unmasked.mask.reset();
   const OracleResult all = OracleOf(unmasked, inner);
   std::vector<double> logits;
   for (size_t i = 0; i < all.weights.size(); ++i) {
@@ -180,7 +183,7 @@ void ExpectNaiveHead(const HeadProblem& head, const HeadInputs<T>& in, const Hea
   EXPECT_TRUE(Near(out.logits, logits, tolerance.logsumexp)) << "logits";
   const OracleResult oracle = OracleOf(p, inner);
   EXPECT_TRUE(Near(out.weights, oracle.weights, tolerance.tiny, tolerance.weight)) << "weights";
-  EXPECT_TRUE(HiddenWeightsAreZero(p, out.weights));
+  EXPECT_TRUE(HiddenWeightsAreZero(p, out.weights, in.mask));
   EXPECT_TRUE(Near(out.context, oracle.output, tolerance.output)) << "context";
   const Product output =
       Multiply(SwapMiddleAxes(out.context, p.batch, p.heads, p.queries, p.value_width), in.w_o,
@@ -191,17 +194,20 @@ void ExpectNaiveHead(const HeadProblem& head, const HeadInputs<T>& in, const Hea
 template <typename T>
 class HeadTest : public ::testing::Test {
  protected:
-  // On both paths, with and without a causal mask; the output is the same without intermediates.
+  // On both paths, causal, with a mask, and neither; the output is the same without intermediates.
   void ExpectNaive(const HeadSizes& sizes) {
+    const TensorSpec mask{DTypeOf<T>(), {sizes.tokens, sizes.tokens}};
     for (const Path path : kBothPaths) {
-      for (const Causal causal : {Causal::kNone, Causal::kTopLeft}) {
+      for (int kind = 0; kind < 3; ++kind) {
         HeadSpec spec = SpecOf(sizes, DTypeOf<T>());
         spec.options.path = path;
-        spec.options.causal = causal;
+        if (kind == 1) spec.options.causal = Causal::kTopLeft;
+        if (kind == 2) spec.options.mask = mask;
         HeadProblem problem = MakeHeadProblem(spec).value();
         SCOPED_TRACE(absl::StrCat(NameOf(path), " ", Describe(problem.attend),
                                   " d_model=", problem.d_model));
-        const HeadInputs<T> inputs = RandomHeadInputs<T>(problem, 1);
+        HeadInputs<T> inputs = RandomHeadInputs<T>(problem, 1);
+        if (kind == 2) inputs.mask = RandomMask(mask, 2);
         const HeadResults<T> results = ComputeHead(problem, inputs);
         ExpectNaiveHead(problem, inputs, results);
         spec.return_intermediates = false;
@@ -400,10 +406,6 @@ TEST(MakeHeadProblemTest, NamesWhatThisVersionDoesNotServe) {
   const BadSpec bad_specs[] = {
       {"x.dtype", [](HeadSpec& s) { s.x.dtype = DType::kFloat16; }},
       {"w_v.dtype", [](HeadSpec& s) { s.w_v.dtype = DType::kBFloat16; }},
-      {"options.mask",
-       [](HeadSpec& s) {
-         s.options.mask = TensorSpec{DType::kBool, {3, 3}};
-       }},
   };
   for (const BadSpec& bad : bad_specs) {
     HeadSpec spec = SpecOf(kTwoHeads);

@@ -56,7 +56,8 @@ bool OracleSees(const Problem& p, int64_t batch, int64_t i, int64_t j) {
 }
 
 OracleResult Oracle(const Problem& p, const std::vector<double>& query,
-                    const std::vector<double>& key, const std::vector<double>& value) {
+                    const std::vector<double>& key, const std::vector<double>& value,
+                    const std::vector<double>& mask) {
   OracleResult result;
   result.output.assign(p.batch * p.heads * p.queries * p.value_width, 0);
   result.weights.assign(p.batch * p.heads * p.queries * p.keys, 0);
@@ -66,9 +67,15 @@ OracleResult Oracle(const Problem& p, const std::vector<double>& query,
     for (int64_t h = 0; h < p.heads; ++h) {
       const int64_t kv_head = h / (p.heads / p.kv_heads);
       for (int64_t i = 0; i < p.queries; ++i) {
+        const auto bias = [&](int64_t j) {
+          if (!p.mask.has_value()) return 0.0;
+          return mask[static_cast<size_t>(b * p.mask->batch_stride + h * p.mask->head_stride +
+                                          i * p.mask->query_stride + j * p.mask->key_stride)];
+        };
         std::vector<int64_t> seen;
         for (int64_t j = 0; j < p.keys; ++j) {
-          if (OracleSees(p, b, i, j)) seen.push_back(j);
+          const bool masked = bias(j) == -std::numeric_limits<double>::infinity();
+          if (!masked && OracleSees(p, b, i, j)) seen.push_back(j);
         }
         const double sink = p.sinks.empty() ? -std::numeric_limits<double>::infinity() : p.sinks[h];
         const int64_t row = (b * p.heads + h) * p.queries + i;
@@ -88,6 +95,7 @@ OracleResult Oracle(const Problem& p, const std::vector<double>& query,
           double& score = weights[j];
           score = p.scale * Dot(q, k, p.width);
           if (p.softcap != 0) score = p.softcap * std::tanh(score / p.softcap);
+          score += bias(j);
           if (!p.alibi_slopes.empty()) {
             score -= p.alibi_slopes[h] * std::abs(static_cast<double>(Position(p, b, i) - j));
           }

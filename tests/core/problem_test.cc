@@ -274,18 +274,93 @@ TEST(MakeProblemTest, RefusesAScaleThatIsNotFinite) {
   }
 }
 
-TEST(MakeProblemTest, NamesTheOptionItDoesNotServe) {
-  const std::pair<const char*, std::function<void(AttendOptions&)>> cases[] = {
-      {"options.mask",
-       [](AttendOptions& o) {
-         o.mask = TensorSpec{DType::kBool, {3, 5}};
-       }},
+TEST(MakeProblemTest, AMaskBroadcastsAlongItsMissingAxesAndThoseOfOne) {
+  struct Case {
+    std::vector<int64_t> shape;
+    int64_t strides[4];
   };
-  for (const auto& [field, set] : cases) {
-    Request request = RequestOf({});
-    set(request.options);
-    EXPECT_THAT(request.Refusal(), IsUnserved(field, {"not served"}));
+  const Case cases[] = {
+      {{2, 4, 3, 5}, {60, 15, 5, 1}},
+      {{2, 1, 3, 5}, {15, 0, 5, 1}},
+      {{1, 4, 1, 5}, {0, 5, 0, 1}},
+      {{4, 3, 5}, {0, 15, 5, 1}},
+      {{1, 3, 5}, {0, 0, 5, 1}},
+      {{3, 5}, {0, 0, 5, 1}},
+      {{3, 1}, {0, 0, 1, 0}},
+      {{5}, {0, 0, 0, 1}},
+      {{1}, {0, 0, 0, 0}},
+      {{}, {0, 0, 0, 0}},
+      {{2, 1, 1, 1}, {1, 0, 0, 0}},
+  };
+  for (const Case& c : cases) {
+    Request request = RequestOf({.batch = 2, .heads = 4, .queries = 3, .keys = 5});
+    request.options.mask = TensorSpec{DType::kFloat32, c.shape};
+    const auto problem = request.Make();
+    ASSERT_TRUE(problem.ok()) << problem.status();
+    const MaskLayout& mask = *problem->mask;
+    EXPECT_EQ(mask.dtype, DType::kFloat32);
+    EXPECT_THAT(
+        std::vector({mask.batch_stride, mask.head_stride, mask.query_stride, mask.key_stride}),
+        testing::ElementsAreArray(c.strides));
   }
+}
+
+TEST(MakeProblemTest, RefusesAMaskThatDoesNotBroadcast) {
+  struct Case {
+    std::vector<int64_t> shape;
+    const char* field;
+    std::vector<std::string> texts;
+  };
+  const Case cases[] = {
+      {{3, 4}, "options.mask.shape[1]", {"is 4", "1 or 5", "the key's tokens"}},
+      {{2, 5}, "options.mask.shape[0]", {"is 2", "1 or 3", "the query's tokens"}},
+      {{3, 4, 3, 5}, "options.mask.shape[0]", {"is 3", "1 or 2", "the query's batch"}},
+      {{2, 2, 3, 5}, "options.mask.shape[1]", {"is 2", "1 or 4", "the query's heads"}},
+      {{2, 3, 5}, "options.mask.shape[0]", {"is 2", "1 or 4", "(B, 1, Tq, Tk)"}},
+      {{0}, "options.mask.shape[0]", {"is 0", "1 or 5"}},
+      {{-1, 5}, "options.mask.shape[0]", {"is -1"}},
+      {{1, 1, 1, 3, 5}, "options.mask.shape", {"5 dimensions", "4 or fewer"}},
+  };
+  for (const Case& c : cases) {
+    Request request = RequestOf({.batch = 2, .heads = 4, .queries = 3, .keys = 5});
+    request.options.mask = TensorSpec{DType::kBool, c.shape};
+    EXPECT_THAT(request.Refusal(), IsInvalid(c.field, c.texts));
+  }
+}
+
+TEST(MakeProblemTest, RefusesAMaskOfThreeDimensionsThatFitsTwoReadings) {
+  Request request = RequestOf({.batch = 4, .heads = 4, .queries = 3, .keys = 5});
+  request.options.mask = TensorSpec{DType::kBool, {4, 3, 5}};
+  EXPECT_THAT(request.Refusal(), IsInvalid("options.mask.shape", {"(4, 3, 5)", "(B, 1, Tq, Tk)"}));
+  for (const auto& shape : {std::vector<int64_t>{1, 4, 3, 5}, {4, 1, 3, 5}, {1, 3, 5}}) {
+    request.options.mask->shape = shape;
+    EXPECT_TRUE(request.Make().ok()) << request.Make().status();
+  }
+}
+
+TEST(MakeProblemTest, RefusesAMaskOfAnotherType) {
+  for (const DType dtype : {DType::kUnspecified, DType::kFloat64, DType::kFloat16}) {
+    Request request = RequestOf({});
+    request.options.mask = TensorSpec{dtype, {}};
+    EXPECT_THAT(request.Refusal(),
+                IsInvalid("options.mask.dtype", {std::string(NameOf(dtype)), "BOOL or FLOAT32"}));
+  }
+  Request wide = RequestOf({}, Layout::kBhtd, DType::kFloat64);
+  wide.options.mask = TensorSpec{DType::kFloat32, {}};
+  EXPECT_THAT(wide.Refusal(), IsInvalid("options.mask.dtype", {"FLOAT32", "BOOL or FLOAT64"}));
+}
+
+TEST(MakeProblemTest, RefusesAMaskWhoseBytesOverflow) {
+  const int64_t huge = std::numeric_limits<int32_t>::max();
+  Request request = RequestOf({.batch = 0,
+                               .heads = 1,
+                               .kv_heads = 1,
+                               .queries = huge,
+                               .keys = huge,
+                               .width = 0,
+                               .value_width = 0});
+  request.options.mask = TensorSpec{DType::kFloat32, {huge, huge}};
+  EXPECT_THAT(request.Refusal(), IsInvalid("options.mask.shape", {"2147483647", "63 bits"}));
 }
 
 TEST(MakeProblemTest, TakesWhatSaysWhichKeysAreSeen) {

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/attend.h"
+#include "core/mask.h"
 #include "core/problem.h"
 #include "core/scheduler.h"
 #include "core/workspace.h"
@@ -77,6 +78,10 @@ inline std::string Describe(const Problem& p) {
       p.window.left.has_value() ? absl::StrCat(" left=", *p.window.left) : "",
       p.window.right.has_value() ? absl::StrCat(" right=", *p.window.right) : "",
       p.key_lengths.empty() ? "" : absl::StrCat(" lengths=", absl::StrJoin(p.key_lengths, ",")),
+      p.mask.has_value()
+          ? absl::StrCat(" ", NameOf(p.mask->dtype), " mask of strides ", p.mask->batch_stride, ",",
+                         p.mask->head_stride, ",", p.mask->query_stride, ",", p.mask->key_stride)
+          : "",
       p.softcap != 0 ? absl::StrCat(" softcap=", p.softcap) : "",
       p.alibi_slopes.empty() ? "" : absl::StrCat(" slopes=", absl::StrJoin(p.alibi_slopes, ",")),
       p.sinks.empty() ? "" : absl::StrCat(" sinks=", absl::StrJoin(p.sinks, ",")),
@@ -98,7 +103,74 @@ struct Inputs {
   std::vector<T> query;
   std::vector<T> key;
   std::vector<T> value;
+  std::vector<unsigned char> mask = {};  // as the problem's mask says
 };
+
+// A mask's bytes, and back to what is added: -infinity where a key is hidden.
+template <typename T>
+std::vector<unsigned char> MaskBytes(const std::vector<T>& elements) {
+  std::vector<unsigned char> bytes(elements.size() * sizeof(T));
+  if (!bytes.empty()) std::memcpy(bytes.data(), elements.data(), bytes.size());
+  return bytes;
+}
+
+template <typename T>
+std::vector<double> MaskNumbers(const std::vector<unsigned char>& bytes) {
+  std::vector<T> elements(bytes.size() / sizeof(T));
+  if (!bytes.empty()) std::memcpy(elements.data(), bytes.data(), bytes.size());
+  return {elements.begin(), elements.end()};
+}
+
+// What is added, as a mask of that dtype; -infinity hides.
+inline std::vector<unsigned char> MaskOf(DType dtype, const std::vector<double>& numbers) {
+  if (dtype == DType::kFloat64) return MaskBytes(numbers);
+  if (dtype == DType::kFloat32) {
+    return MaskBytes(std::vector<float>(numbers.begin(), numbers.end()));
+  }
+  std::vector<unsigned char> flags;
+  for (const double number : numbers) flags.push_back(std::isinf(number) ? 0 : 1);
+  return flags;
+}
+
+inline std::vector<double> MaskNumbers(const Problem& p, const std::vector<unsigned char>& bytes) {
+  if (!p.mask.has_value()) return {};
+  switch (p.mask->dtype) {
+    case DType::kFloat32:
+      return MaskNumbers<float>(bytes);
+    case DType::kFloat64:
+      return MaskNumbers<double>(bytes);
+    default:
+      break;
+  }
+  std::vector<double> numbers;
+  for (const unsigned char seen : bytes) {
+    numbers.push_back(seen != 0 ? 0 : -std::numeric_limits<double>::infinity());
+  }
+  return numbers;
+}
+
+// A mask of random numbers, many of them hidden.
+inline std::vector<unsigned char> RandomMask(const TensorSpec& spec, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<double> normal(0, 2);
+  size_t count = 1;
+  for (const int64_t size : spec.shape) count *= static_cast<size_t>(size);
+  const size_t row = spec.shape.empty() ? 1 : static_cast<size_t>(spec.shape.back());
+  std::vector<double> numbers(count);
+  // Some rows are all hidden, some have a hidden half, most hide one key or another.
+  for (size_t i = 0; i < count; ++i) {
+    std::mt19937 of_row(seed + static_cast<uint32_t>(i / std::max<size_t>(row, 1)));
+    const uint32_t kind = of_row() % 6;
+    const bool hidden = kind == 0   ? rng() % 8 != 0
+                        : kind == 1 ? i % row < row / 2
+                        : kind == 2 ? true
+                        : kind == 3 ? false
+                                    : rng() % 3 == 0;
+    const double number = normal(rng);
+    numbers[i] = hidden ? -std::numeric_limits<double>::infinity() : number;
+  }
+  return MaskOf(spec.dtype, numbers);
+}
 
 template <typename T>
 Inputs<T> RandomInputs(const Problem& p, uint32_t seed) {
@@ -147,6 +219,7 @@ struct Memory {
     tensors.query = {inputs.query.data(), p.layout, p.heads, p.queries, p.width};
     tensors.key = {inputs.key.data(), p.layout, p.kv_heads, p.keys, p.width};
     tensors.value = {inputs.value.data(), p.layout, p.kv_heads, p.keys, p.value_width};
+    if (p.mask.has_value()) tensors.mask = inputs.mask.data();
     tensors.output = {results.output.data(), p.layout, p.heads, p.queries, p.value_width};
     if (p.return_weights) tensors.weights = results.weights.data();
     if (p.return_logsumexp) tensors.logsumexp = results.logsumexp.data();
@@ -185,7 +258,8 @@ std::vector<double> ToDouble(const std::vector<T>& numbers) {
 // The oracle on the inputs as T holds them.
 template <typename T>
 OracleResult OracleOf(const Problem& problem, const Inputs<T>& inputs) {
-  return Oracle(problem, ToDouble(inputs.query), ToDouble(inputs.key), ToDouble(inputs.value));
+  return Oracle(problem, ToDouble(inputs.query), ToDouble(inputs.key), ToDouble(inputs.value),
+                MaskNumbers(problem, inputs.mask));
 }
 
 // How far a result of arithmetic in T may be from the oracle's.
@@ -197,8 +271,8 @@ struct Tolerance {
   double tiny = 0;       // absolute, beside the relative ones: what is flushed to 0
 };
 
-// max|score| and max|V|: bounds on |scale| * sum |q_d k_d|, with what ALiBi takes off and a sink,
-// and on a value. Elements that are not
+// max|score| and max|V|: bounds on |scale| * sum |q_d k_d|, with what a mask adds, what ALiBi takes
+// off and a sink, and on a value. Elements that are not
 // finite are left out, as the rows that see them are NaN and not compared by size.
 struct Magnitudes {
   double score = 0;
@@ -231,7 +305,7 @@ Magnitudes MagnitudesOf(const Problem& p, const Inputs<T>& inputs) {
     return most;
   };
   score += largest(p.alibi_slopes) * static_cast<double>(std::max(p.queries, p.keys));
-  score += largest(p.sinks);
+  score += largest(p.sinks) + largest(MaskNumbers(p, inputs.mask));
   return {score, LargestNorm(inputs.value, 1)};
 }
 
@@ -333,11 +407,17 @@ void ExpectSameBits(const Results<T>& a, const Results<T>& b) {
   EXPECT_TRUE(SameBits(a.key_sums, b.key_sums)) << "key_sums";
 }
 
+// mask: its bytes.
 template <typename T>
-::testing::AssertionResult HiddenWeightsAreZero(const Problem& p, const std::vector<T>& weights) {
+::testing::AssertionResult HiddenWeightsAreZero(const Problem& p, const std::vector<T>& weights,
+                                                const std::vector<unsigned char>& mask = {}) {
   for (int64_t row = 0; row < p.batch * p.heads * p.queries; ++row) {
+    const int64_t batch = row / (p.heads * p.queries);
+    const HeadMask<T> head_mask(p, mask.data(), batch, row / p.queries % p.heads);
     for (int64_t j = 0; j < p.keys; ++j) {
-      if (OracleSees(p, row / (p.heads * p.queries), row % p.queries, j)) continue;
+      if (OracleSees(p, batch, row % p.queries, j) && !head_mask.Hides(row % p.queries, j)) {
+        continue;
+      }
       const T weight = weights[static_cast<size_t>(row * p.keys + j)];
       if (weight != 0) {
         return ::testing::AssertionFailure()

@@ -39,6 +39,17 @@ exits 0 '^output +\(1, 1, 3, 4\)' "$bin/attend" call --shape=1,1,3,4 --random=1 
   --alibi_slopes=0.5 --sinks=-1 --window_left=1 --window_right=0 --causal=bottom-right \
   --key_lengths=2
 
+# A mask of the caller's.
+printf '%s' "{'descr': '|b1', 'fortran_order': False, 'shape': (2, 3), }" > "$work/header"
+{ printf '\223NUMPY\001\000%b\000' "\\0$(printf %o "$(stat -c %s "$work/header")")"
+  cat "$work/header"; printf '\001\000\000\000\001\001'; } > "$work/mask.npy"
+sed 's/(2, 3)/(6, ) /' "$work/mask.npy" > "$work/row_mask.npy"
+exits 0 '^output +\(6, 4\)' "$bin/attend" call --shape=6,4 --random=1 --mask="$work/row_mask.npy"
+exits 5 'options.mask.shape.1.: is 3, must be 1 or 2 .the key.s tokens' "$bin/attend" call \
+  --shape=2,4 --random=1 --mask="$work/mask.npy"
+exits 4 'no_mask.npy: No such file' "$bin/attend" call --shape=2,4 --random=1 \
+  --mask="$work/no_mask.npy"
+
 # What is wrong gets one line and its own exit code; arrays are looked at before a server is.
 one_line() { [ "$(wc -l < "$work/out")" = 1 ] || { cat "$work/out" >&2; fail "more than one line"; }; }
 exits 2 'is required|required' "$bin/attend"

@@ -97,6 +97,22 @@ TEST(CodecTest, ByteCountsAreCheckedAgainstShapeAndType) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("has 9 bytes, shape and dtype say 8"));
 }
 
+TEST(CodecTest, AMasksBytesAreCheckedAndReadInPlace) {
+  v1::AttendRequest request = MeanRequest();
+  v1::Tensor& mask = *request.mutable_options()->mutable_mask();
+  mask.set_dtype(v1::DATA_TYPE_BOOL);
+  mask.add_shape(2);
+  mask.set_data(std::string("\1\0\1", 3));
+  const absl::Status status = ProblemOf(request).status();
+  EXPECT_EQ(FieldIn(status), "options.mask.data");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has 3 bytes, shape and dtype say 2"));
+  mask.mutable_data()->resize(2);
+  const auto problem = ProblemOf(request);
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  v1::AttendResponse response;
+  EXPECT_EQ(TensorsOf<float>(*problem, request, &response).mask, mask.data().data());
+}
+
 TEST(CodecTest, ShapesAreCheckedBeforeBytes) {
   v1::AttendRequest request = MeanRequest();
   request.mutable_key()->set_shape(2, -1);
@@ -143,6 +159,13 @@ TEST(CodecTest, HeadResponsesHoldTheIntermediatesOnRequestOnly) {
   EXPECT_THAT(full.query().shape(), ElementsAre(1, 2, 2, 2));
   EXPECT_THAT(full.logits().shape(), ElementsAre(1, 2, 2, 2));
   EXPECT_THAT(full.context().shape(), ElementsAre(1, 2, 2, 2));
+  v1::Tensor& mask = *request.mutable_options()->mutable_mask();
+  mask.set_dtype(v1::DATA_TYPE_FLOAT32);
+  mask.add_shape(2);
+  EXPECT_EQ(FieldIn(ProblemOf(request).status()), "options.mask.data");
+  mask.mutable_data()->resize(8);
+  v1::HeadResponse masked;
+  EXPECT_EQ(TensorsOf<float>(*ProblemOf(request), request, &masked).mask, mask.data().data());
   request.mutable_w_k()->mutable_data()->pop_back();
   EXPECT_EQ(FieldIn(ProblemOf(request).status()), "w_k.data");
 }
