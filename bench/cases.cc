@@ -65,6 +65,10 @@ std::vector<Case> MakeKernelCases() {
       Square("t2048_d256", 2048, 256),
       With(t2048, "f64_t2048_d64", &Case::dtype, DType::kFloat64),
       With(t2048_d128, "f64_t2048_d128", &Case::dtype, DType::kFloat64),
+      With(t2048, "bf16_t2048_d64", &Case::dtype, DType::kBFloat16),
+      With(t2048_d128, "bf16_t2048_d128", &Case::dtype, DType::kBFloat16),
+      With(t2048, "f16_t2048_d64", &Case::dtype, DType::kFloat16),
+      With(t2048_d128, "f16_t2048_d128", &Case::dtype, DType::kFloat16),
       With(t512, "bthd_t512_d64", &Case::layout, Layout::kBthd),
       With(t2048, "bthd_t2048_d64", &Case::layout, Layout::kBthd),
       With(t1024, "explicit_t1024_d64", &Case::path, Path::kExplicit),
@@ -73,6 +77,10 @@ std::vector<Case> MakeKernelCases() {
       WithHeads(Decode("decode_b8_h8_t2048_d64", 1, 2048, 64), 8, 8, 8),
       WithHeads(Decode("decode_h32_kv8_t4096_d128", 1, 4096, 128), 1, 32, 8),
       Decode("decode_h8_t65536_d64", 1, 65536, 64),
+      With(WithHeads(Decode("", 1, 4096, 128), 1, 32, 32), "decode_bf16_h32_t4096_d128",
+           &Case::dtype, DType::kBFloat16),
+      With(WithHeads(Decode("", 1, 4096, 128), 1, 32, 32), "decode_f16_h32_t4096_d128",
+           &Case::dtype, DType::kFloat16),
   };
   const Case t8192 = Square("", 8192, 64);
   const Case t512_h4_d32 = WithHeads(Square("option_t512_h4_d32", 512, 32), 1, 4, 4);

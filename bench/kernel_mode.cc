@@ -28,13 +28,13 @@ namespace {
 constexpr int64_t kReadKeys = 4096;
 
 // The memory a decode case reads, as tasks.
-template <typename T>
-std::vector<Stretch> StretchesOf(const core::Problem& p, const typename Workload<T>::KeyValue& kv) {
+template <typename S>
+std::vector<Stretch> StretchesOf(const core::Problem& p, const typename Workload<S>::KeyValue& kv) {
   std::vector<Stretch> stretches;
   const int64_t rows = p.batch * p.kv_heads * p.keys;
   for (int64_t row = 0; row < rows; row += kReadKeys) {
     const int64_t bytes =
-        std::min(kReadKeys, rows - row) * p.width * static_cast<int64_t>(sizeof(T));
+        std::min(kReadKeys, rows - row) * p.width * static_cast<int64_t>(sizeof(S));
     stretches.push_back({kv.key.data() + row * p.width, bytes});
     stretches.push_back({kv.value.data() + row * p.width, bytes});
   }
@@ -53,17 +53,17 @@ struct Rates {
   std::vector<double> read;
 };
 
-template <typename T>
+template <typename S>
 absl::StatusOr<CaseResult> Measure(const Case& c, const Settings& settings,
                                    core::Scheduler& scheduler) {
   CaseResult result = ResultFor(kKernelMode.name, c, settings);
   const int64_t copies = CopiesOf(c);
   result.set_key_value_copies(static_cast<int32_t>(copies));
-  auto workload = Workload<T>::Make(c, copies);
+  auto workload = Workload<S>::Make(c, copies);
   if (!workload.ok()) return workload.status();
   const auto run = [&] { return workload->Run(scheduler, settings.kernel); };
   const auto read = [&] {
-    return Read(scheduler, StretchesOf<T>(workload->problem(), workload->Next()));
+    return Read(scheduler, StretchesOf<S>(workload->problem(), workload->Next()));
   };
   const absl::StatusOr<int> calls = CallsAPiece(run);
   if (!calls.ok()) return calls.status();
@@ -123,8 +123,8 @@ absl::Status Run(const Settings& settings, const std::vector<std::string>& names
   PrintHeader();
   for (const std::string& name : names) {
     const Case& c = CaseNamed(KernelCases(), name);
-    auto result = c.dtype == core::DType::kFloat64 ? Measure<double>(c, settings, scheduler)
-                                                   : Measure<float>(c, settings, scheduler);
+    auto result =
+        core::WithStored(c.dtype, [&]<typename S>() { return Measure<S>(c, settings, scheduler); });
     if (!result.ok()) return result.status();
     Print(*result);
     results.push_back(*std::move(result));

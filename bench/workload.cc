@@ -6,6 +6,7 @@
 
 #include "bench/memory.h"
 #include "core/attend.h"
+#include "core/half.h"
 
 namespace attendant::bench {
 namespace {
@@ -16,19 +17,21 @@ constexpr int64_t kMostBytes = int64_t{3} << 29;
 // no row to be another's.
 constexpr int64_t kDrawn = 1'000'003;
 
-template <typename T>
-std::vector<T> Draw() {
+template <typename S>
+std::vector<S> Draw() {
   std::mt19937 generator(1);
-  std::normal_distribution<T> normal;
-  std::vector<T> values(kDrawn);
-  for (T& value : values) value = normal(generator);
-  return values;
+  std::normal_distribution<core::Wide<S>> normal;
+  std::vector<core::Wide<S>> values(kDrawn);
+  for (core::Wide<S>& value : values) value = normal(generator);
+  std::vector<S> stored(kDrawn);
+  core::Store(values.data(), kDrawn, stored.data());
+  return stored;
 }
 
-template <typename T>
-absl::Status AllocateAndFill(int64_t count, int64_t first, core::Buffer<T>& buffer) {
-  static const auto* const drawn = new std::vector<T>(Draw<T>());
-  auto allocated = core::Workspace::Process().Allocate<T>(count);
+template <typename S>
+absl::Status AllocateAndFill(int64_t count, int64_t first, core::Buffer<S>& buffer) {
+  static const auto* const drawn = new std::vector<S>(Draw<S>());
+  auto allocated = core::Workspace::Process().Allocate<S>(count);
   if (!allocated.ok()) return allocated.status();
   buffer = *std::move(allocated);
   for (int64_t i = 0; i < count;) {
@@ -48,13 +51,13 @@ int64_t CopiesOf(const Case& c) {
   return std::max<int64_t>(std::min(4 * LastLevelCacheBytes(), kMostBytes) / bytes + 1, 1);
 }
 
-template <typename T>
-absl::StatusOr<Workload<T>> Workload<T>::Make(const Case& c, int64_t copies) {
+template <typename S>
+absl::StatusOr<Workload<S>> Workload<S>::Make(const Case& c, int64_t copies) {
   Workload workload(c);
   const int64_t queries = c.batch * c.heads * c.queries * c.width;
   const int64_t keys = c.batch * c.kv_heads * c.keys * c.width;
   workload.copies_.resize(copies);
-  std::vector<std::pair<core::Buffer<T>*, int64_t>> buffers = {{&workload.query_, queries},
+  std::vector<std::pair<core::Buffer<S>*, int64_t>> buffers = {{&workload.query_, queries},
                                                                {&workload.output_, queries}};
   for (KeyValue& copy : workload.copies_) {
     buffers.push_back({&copy.key, keys});
@@ -69,8 +72,8 @@ absl::StatusOr<Workload<T>> Workload<T>::Make(const Case& c, int64_t copies) {
   return workload;
 }
 
-template <typename T>
-absl::Status Workload<T>::MakeMask(Mask mask) {
+template <typename S>
+absl::Status Workload<S>::MakeMask(Mask mask) {
   if (mask == Mask::kNone) return absl::OkStatus();
   const int64_t count = problem_.queries * problem_.keys;
   auto bytes = core::Workspace::Process().Allocate<unsigned char>(
@@ -78,46 +81,49 @@ absl::Status Workload<T>::MakeMask(Mask mask) {
   if (!bytes.ok()) return bytes.status();
   mask_ = *std::move(bytes);
   std::mt19937 generator(2);
-  std::normal_distribution<T> normal;
+  std::normal_distribution<core::Wide<S>> normal;
   for (int64_t i = 0; i < count; ++i) {
     if (mask == Mask::kBool) {
       mask_.data()[i] = generator() % 2;
       continue;
     }
     const bool far = mask == Mask::kFar && generator() % 10 != 0;
-    reinterpret_cast<T*>(mask_.data())[i] = far ? T{-1e30f} : normal(generator);
+    const core::Wide<S> number = far ? -1e30f : normal(generator);
+    core::Store(&number, 1, reinterpret_cast<S*>(mask_.data()) + i);
   }
   return absl::OkStatus();
 }
 
-template <typename T>
-absl::Status Workload<T>::Run(core::Scheduler& scheduler, core::Kernel kernel) {
+template <typename S>
+absl::Status Workload<S>::Run(core::Scheduler& scheduler, core::Kernel kernel) {
   const core::Problem& p = problem_;
   const KeyValue& copy = Next();
   const auto view = [&](auto* data, int64_t heads, int64_t tokens) {
     return core::TensorView(data, p.layout, heads, tokens, p.width);
   };
-  core::AttendTensors<T> tensors;
-  tensors.query = view(static_cast<const T*>(query_.data()), p.heads, p.queries);
-  tensors.key = view(static_cast<const T*>(copy.key.data()), p.kv_heads, p.keys);
-  tensors.value = view(static_cast<const T*>(copy.value.data()), p.kv_heads, p.keys);
+  core::AttendTensors<S> tensors;
+  tensors.query = view(static_cast<const S*>(query_.data()), p.heads, p.queries);
+  tensors.key = view(static_cast<const S*>(copy.key.data()), p.kv_heads, p.keys);
+  tensors.value = view(static_cast<const S*>(copy.value.data()), p.kv_heads, p.keys);
   tensors.mask = mask_.data();
   tensors.output = view(output_.data(), p.heads, p.queries);
   core::Workspace workspace;
-  auto stages = core::AttendStages<T>(p, tensors, {&workspace, scheduler.threads(), kernel});
+  auto stages = core::AttendStages<S>(p, tensors, {&workspace, scheduler.threads(), kernel});
   if (!stages.ok()) return stages.status();
   absl::Status status = scheduler.Run(*std::move(stages));
   workspace_bytes_ = std::max(workspace_bytes_, workspace.peak_bytes());
   return status;
 }
 
-template <typename T>
-const typename Workload<T>::KeyValue& Workload<T>::Next() {
+template <typename S>
+const typename Workload<S>::KeyValue& Workload<S>::Next() {
   turn_ = (turn_ + 1) % copies_.size();
   return copies_[turn_];
 }
 
 template class Workload<float>;
 template class Workload<double>;
+template class Workload<core::Float16>;
+template class Workload<core::BFloat16>;
 
 }  // namespace attendant::bench

@@ -21,13 +21,13 @@ namespace attendant::bench {
 // decode.
 int64_t CopiesOf(const Case& c);
 
-// T is float or double. Thread-compatible.
-template <typename T>
+// Numbers stored as S. Thread-compatible.
+template <typename S>
 class Workload {
  public:
   struct KeyValue {
-    core::Buffer<T> key;
-    core::Buffer<T> value;
+    core::Buffer<S> key;
+    core::Buffer<S> value;
   };
 
   // Normal random values, 64-byte aligned. Returns RESOURCE_EXHAUSTED where memory is short.
@@ -39,7 +39,7 @@ class Workload {
   const KeyValue& Next();
 
   const core::Problem& problem() const { return problem_; }
-  const core::Buffer<T>& query() const { return query_; }
+  const core::Buffer<S>& query() const { return query_; }
   // Most scratch of any run.
   int64_t workspace_bytes() const { return workspace_bytes_; }
 
@@ -48,10 +48,10 @@ class Workload {
   absl::Status MakeMask(Mask mask);
 
   core::Problem problem_;
-  core::Buffer<T> query_;
+  core::Buffer<S> query_;
   core::Buffer<unsigned char> mask_;
   std::vector<KeyValue> copies_;
-  core::Buffer<T> output_;
+  core::Buffer<S> output_;
   size_t turn_ = 0;
   int64_t workspace_bytes_ = 0;
 };

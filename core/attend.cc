@@ -23,9 +23,9 @@ bool ReturnsNothing(const Problem& p) {
 
 }  // namespace
 
-template <typename T>
+template <typename S>
 absl::StatusOr<std::vector<Stage>> AttendStages(const Problem& problem,
-                                                const AttendTensors<T>& tensors,
+                                                const AttendTensors<S>& tensors,
                                                 const Resources& resources) {
   if (ReturnsNothing(problem)) return std::vector<Stage>();
   switch (problem.path) {
@@ -42,6 +42,12 @@ template absl::StatusOr<std::vector<Stage>> AttendStages(const Problem&,
                                                          const Resources&);
 template absl::StatusOr<std::vector<Stage>> AttendStages(const Problem&,
                                                          const AttendTensors<double>&,
+                                                         const Resources&);
+template absl::StatusOr<std::vector<Stage>> AttendStages(const Problem&,
+                                                         const AttendTensors<Float16>&,
+                                                         const Resources&);
+template absl::StatusOr<std::vector<Stage>> AttendStages(const Problem&,
+                                                         const AttendTensors<BFloat16>&,
                                                          const Resources&);
 
 }  // namespace attendant::core

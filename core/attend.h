@@ -14,18 +14,19 @@
 
 namespace attendant::core {
 
-// The memory of one problem; owned by the caller, who keeps it until the job is done.
-template <typename T>
+// The memory of one problem, its numbers stored as S: float, double, Float16 or BFloat16. Owned by
+// the caller, who keeps it until the job is done.
+template <typename S>
 struct AttendTensors {
-  TensorView<const T> query;   // (B, H, Tq, D)
-  TensorView<const T> key;     // (B, Hkv, Tk, D)
-  TensorView<const T> value;   // (B, Hkv, Tk, Dv)
+  TensorView<const S> query;   // (B, H, Tq, D)
+  TensorView<const S> key;     // (B, Hkv, Tk, D)
+  TensorView<const S> value;   // (B, Hkv, Tk, Dv)
   const void* mask = nullptr;  // as the problem's mask says, or null
-  TensorView<T> output;        // (B, H, Tq, Dv)
+  TensorView<S> output;        // (B, H, Tq, Dv)
   // Where the problem's return_* asks for them, else null. Row-major, head-major in either layout.
-  T* weights = nullptr;    // (B, H, Tq, Tk)
-  T* logsumexp = nullptr;  // (B, H, Tq)
-  T* key_sums = nullptr;   // (B, H, Tk)
+  S* weights = nullptr;          // (B, H, Tq, Tk)
+  Wide<S>* logsumexp = nullptr;  // (B, H, Tq)
+  Wide<S>* key_sums = nullptr;   // (B, H, Tk)
 };
 
 // What a set of stages runs with.
@@ -37,11 +38,11 @@ struct Resources {
 
 // The stages that compute a problem. They may write to the output at any time, and have written
 // all of it when the last of them is complete.
-// Returns RESOURCE_EXHAUSTED where the workspace does not suffice. T is float or double.
+// Returns RESOURCE_EXHAUSTED where the workspace does not suffice.
 // REQUIRES: the tensors have the problem's sizes and dtype.
-template <typename T>
+template <typename S>
 absl::StatusOr<std::vector<Stage>> AttendStages(const Problem& problem,
-                                                const AttendTensors<T>& tensors,
+                                                const AttendTensors<S>& tensors,
                                                 const Resources& resources);
 
 }  // namespace attendant::core

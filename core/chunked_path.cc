@@ -8,6 +8,7 @@
 #include "core/checked_math.h"
 #include "core/fused_path.h"
 #include "core/gemm.h"
+#include "core/half.h"
 #include "core/head_scores.h"
 #include "core/second_sweep.h"
 #include "core/softmax.h"
@@ -41,6 +42,8 @@ struct QueryGroup {
 // What one compute thread works with.
 template <typename T>
 struct Scratch {
+  Buffer<T> query;  // where half precision is widened into; empty for others
+  Buffer<T> rows;
   Buffer<T> scores;
   Buffer<T> output;
   Buffer<T> reference;
@@ -53,16 +56,30 @@ struct Scratch {
 int64_t TileRows(const Problem& problem) { return std::min(kQueryBlock, problem.queries); }
 int64_t TileKeys(const Problem& problem) { return std::min(kKeyBlock, problem.keys); }
 
+// Elements of the queries, and the keys or values, of a tile; 0 where they are read in place.
+int64_t WideQueries(const Problem& p) {
+  return WideOf(p.dtype) == p.dtype ? 0 : SaturatingProduct({TileRows(p), p.width});
+}
+int64_t WideRows(const Problem& p) {
+  return WideOf(p.dtype) == p.dtype
+             ? 0
+             : SaturatingProduct({TileKeys(p), std::max(p.width, p.value_width)});
+}
+
 int64_t ScratchElements(const Problem& problem) {
   const int64_t rows = TileRows(problem);
   return SaturatingSum({SaturatingProduct({rows, TileKeys(problem)}),
-                        SaturatingProduct({rows, problem.value_width}), 4 * rows});
+                        SaturatingProduct({rows, problem.value_width}), 4 * rows,
+                        WideQueries(problem), WideRows(problem)});
 }
 
-template <typename T>
+// Tensors are stored as S.
+template <typename S>
 class ChunkedJob {
+  using T = Wide<S>;
+
  public:
-  ChunkedJob(const Problem& problem, const AttendTensors<T>& tensors, const Resources& resources)
+  ChunkedJob(const Problem& problem, const AttendTensors<S>& tensors, const Resources& resources)
       : problem_(problem),
         tensors_(tensors),
         workspace_(resources.workspace),
@@ -83,11 +100,10 @@ class ChunkedJob {
       // The whole block, although nobody may see its end: the second sweep takes the same, and only
       // products of the same shape are sure to round a score in the same way.
       const KeyRange keys{first, std::min(first + kKeyBlock, problem_.keys)};
-      if (absl::Status status = AbsorbKeys(group, keys, key.Rows(keys.begin, keys.size()),
-                                           value.Rows(keys.begin, keys.size()));
-          !status.ok()) {
-        return status;
-      }
+      absl::Status status =
+          AbsorbKeys(group, keys, key.Rows(keys.begin, keys.size()),
+                     value.Rows(keys.begin, keys.size()), (*scratch)->rows.data());
+      if (!status.ok()) return status;
     }
     Finish(block, group);
     return absl::OkStatus();
@@ -99,8 +115,9 @@ class ChunkedJob {
     if (!scratch.ok()) return scratch.status();
     const KeyRange keys{block.first, block.first + block.count};
     const auto query = tensors_.query.Head(block.batch, block.head);
-    const auto key =
-        tensors_.key.Head(block.batch, problem_.KvHead(block.head)).Rows(keys.begin, keys.size());
+    const auto key = WidenRows(
+        tensors_.key.Head(block.batch, problem_.KvHead(block.head)).Rows(keys.begin, keys.size()),
+        (*scratch)->rows.data());
     T* const sums = tensors_.key_sums == nullptr
                         ? nullptr
                         : tensors_.key_sums + block.flat_head * problem_.keys + keys.begin;
@@ -111,13 +128,17 @@ class ChunkedJob {
       const int64_t count = std::min(kQueryBlock, problem_.queries - first);
       const MatrixView<T> weights = WeightsBlock(block.flat_head, first, count, keys, **scratch);
       if (problem_.Ask(block.batch, first, count, keys) != Visibility::kNone) {
-        absl::Status status =
-            Gemm(query.Rows(first, count), key, Transpose::kYes, weights, /*accumulate=*/false);
+        absl::Status status = Gemm(WidenRows(query.Rows(first, count), (*scratch)->query.data()),
+                                   key, Transpose::kYes, weights, /*accumulate=*/false);
         if (!status.ok()) return status;
       }
       for (int64_t i = 0; i < count; ++i) {
         WeightsOfRow(block, scores_of, first + i, keys, weights.Row(i));
         if (sums != nullptr) AddRow(sums, weights.Row(i), keys.size());
+        if (kIsHalf<S> && tensors_.weights != nullptr) {
+          const int64_t row = block.flat_head * problem_.queries + first + i;
+          Store(weights.Row(i), keys.size(), tensors_.weights + row * problem_.keys + keys.begin);
+        }
       }
     }
     return absl::OkStatus();
@@ -128,6 +149,8 @@ class ChunkedJob {
     return scratch_.Get(worker, [&]() -> absl::StatusOr<Scratch<T>> {
       Scratch<T> scratch;
       absl::Status status = workspace_->AllocateAll<T>({
+          {&scratch.query, WideQueries(problem_)},
+          {&scratch.rows, WideRows(problem_)},
           {&scratch.scores, SaturatingProduct({TileRows(problem_), TileKeys(problem_)})},
           {&scratch.output, SaturatingProduct({TileRows(problem_), problem_.value_width})},
           {&scratch.reference, TileRows(problem_)},
@@ -144,7 +167,9 @@ class ChunkedJob {
     QueryGroup<T> group(HeadScores<T>(problem_, tensors_.mask, block.batch, block.head));
     group.batch = block.batch;
     group.first = block.first;
-    group.query = tensors_.query.Head(block.batch, block.head).Rows(block.first, block.count);
+    group.query =
+        WidenRows(tensors_.query.Head(block.batch, block.head).Rows(block.first, block.count),
+                  scratch.query.data());
     group.reference = scratch.reference.data();
     group.sum = scratch.sum.data();
     group.output = {scratch.output.data(), block.count, problem_.value_width, problem_.value_width};
@@ -165,16 +190,17 @@ class ChunkedJob {
   }
 
   // The seam: folds a range of at most kKeyBlock keys into the state of a group of queries.
-  absl::Status AbsorbKeys(QueryGroup<T>& group, KeyRange keys, MatrixView<const T> key,
-                          MatrixView<const T> value) const {
+  absl::Status AbsorbKeys(QueryGroup<T>& group, KeyRange keys, const MatrixView<const S>& key,
+                          const MatrixView<const S>& value, T* wide) const {
     const int64_t rows = group.query.rows;
     const MatrixView<T> scores{group.scores, rows, keys.size(), keys.size()};
-    absl::Status status = Gemm(group.query, key, Transpose::kYes, scores, /*accumulate=*/false);
+    absl::Status status =
+        Gemm(group.query, WidenRows(key, wide), Transpose::kYes, scores, /*accumulate=*/false);
     if (!status.ok()) return status;
     for (int64_t i = 0; i < rows; ++i) AbsorbRow(group, i, keys, scores.Row(i));
     return ValueProduct<T>(problem_, {group.batch, group.first, keys, group.scores_of.mask()},
-                           {scores.data, scores.rows, scores.columns, scores.stride}, value,
-                           group.output, /*accumulate=*/true, *workspace_);
+                           {scores.data, scores.rows, scores.columns, scores.stride},
+                           WidenRows(value, wide), group.output, /*accumulate=*/true, *workspace_);
   }
 
   // Turns a row of unscaled scores into exponentials relative to the new maximum.
@@ -211,9 +237,8 @@ class ChunkedJob {
       group.sum[i] += Exp2OfSink(sink, group.reference[i]);
       // A row without a visible key: 0, and logsumexp -infinity.
       const T inverse = group.sum[i] == 0 ? T{0} : 1 / group.sum[i];
-      T* const out = output.Row(block.first + i);
-      std::copy_n(group.output.Row(i), group.output.columns, out);
-      ScaleRow(out, group.output.columns, inverse);
+      ScaleRow(group.output.Row(i), group.output.columns, inverse);
+      Store(group.output.Row(i), group.output.columns, output.Row(block.first + i));
       if (tensors_.logsumexp != nullptr) {
         tensors_.logsumexp[first_row + i] = NaturalLogSumExp(
             group.reference[i], group.scores_of.scale(), group.sum[i], group.shift[i]);
@@ -230,11 +255,14 @@ class ChunkedJob {
   // sums are asked for.
   MatrixView<T> WeightsBlock(int64_t flat_head, int64_t first, int64_t count, KeyRange keys,
                              const Scratch<T>& scratch) const {
-    if (tensors_.weights == nullptr) {
-      return {scratch.scores.data(), count, keys.size(), keys.size()};
+    if constexpr (!kIsHalf<S>) {
+      if (tensors_.weights != nullptr) {
+        const int64_t row = flat_head * problem_.queries + first;
+        return {tensors_.weights + row * problem_.keys + keys.begin, count, keys.size(),
+                problem_.keys};
+      }
     }
-    return {tensors_.weights + (flat_head * problem_.queries + first) * problem_.keys + keys.begin,
-            count, keys.size(), problem_.keys};
+    return {scratch.scores.data(), count, keys.size(), keys.size()};
   }
 
   // Turns a row of unscaled scores into weights, by what the first sweep found.
@@ -267,7 +295,7 @@ class ChunkedJob {
   }
 
   const Problem problem_;
-  const AttendTensors<T> tensors_;
+  const AttendTensors<S> tensors_;
   Workspace* const workspace_;
   PerWorker<Scratch<T>> scratch_;
   RowStates<T> rows_;
@@ -278,16 +306,16 @@ class ChunkedJob {
 int64_t ChunkedWorkspaceBytes(const Problem& p, int threads, Kernel kernel) {
   if (kernel == Kernel::kFused) return FusedWorkspaceBytes(p, threads);
   return SaturatingProduct(
-      {SizeOf(p.dtype), SaturatingSum({RowStates<float>::Elements(p),
-                                       SaturatingProduct({threads, ScratchElements(p)})})});
+      {SizeOf(WideOf(p.dtype)), SaturatingSum({RowStates<float>::Elements(p),
+                                               SaturatingProduct({threads, ScratchElements(p)})})});
 }
 
-template <typename T>
+template <typename S>
 absl::StatusOr<std::vector<Stage>> ChunkedStages(const Problem& problem,
-                                                 const AttendTensors<T>& tensors,
+                                                 const AttendTensors<S>& tensors,
                                                  const Resources& resources) {
   if (resources.kernel == Kernel::kFused) return FusedStages(problem, tensors, resources);
-  auto job = std::make_shared<ChunkedJob<T>>(problem, tensors, resources);
+  auto job = std::make_shared<ChunkedJob<S>>(problem, tensors, resources);
   if (absl::Status status = job->Allocate(); !status.ok()) return status;
   std::vector<Stage> stages;
   const Tiling queries(problem, problem.queries, kQueryBlock);
@@ -308,6 +336,12 @@ template absl::StatusOr<std::vector<Stage>> ChunkedStages(const Problem&,
                                                           const Resources&);
 template absl::StatusOr<std::vector<Stage>> ChunkedStages(const Problem&,
                                                           const AttendTensors<double>&,
+                                                          const Resources&);
+template absl::StatusOr<std::vector<Stage>> ChunkedStages(const Problem&,
+                                                          const AttendTensors<Float16>&,
+                                                          const Resources&);
+template absl::StatusOr<std::vector<Stage>> ChunkedStages(const Problem&,
+                                                          const AttendTensors<BFloat16>&,
                                                           const Resources&);
 
 }  // namespace attendant::core

@@ -29,9 +29,9 @@ int64_t ChunkedWorkspaceBytes(const Problem& problem, int threads, Kernel kernel
 
 // See AttendStages. Weights and key sums come from a second sweep over the scores, which writes the
 // weights straight to where they are returned.
-template <typename T>
+template <typename S>
 absl::StatusOr<std::vector<Stage>> ChunkedStages(const Problem& problem,
-                                                 const AttendTensors<T>& tensors,
+                                                 const AttendTensors<S>& tensors,
                                                  const Resources& resources);
 
 }  // namespace attendant::core

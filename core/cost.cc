@@ -21,6 +21,10 @@ int64_t Pairs(const Problem& p) {
 int64_t Bytes(const Problem& p, std::initializer_list<int64_t> sizes) {
   return SaturatingProduct({SaturatingProduct(sizes), SizeOf(p.dtype)});
 }
+// Of what is summed and not rounded.
+int64_t WideBytes(const Problem& p, std::initializer_list<int64_t> sizes) {
+  return SaturatingProduct({SaturatingProduct(sizes), SizeOf(WideOf(p.dtype))});
+}
 
 int64_t ProjectionFlops(const HeadProblem& h) {
   const Problem& p = h.attend;
@@ -51,10 +55,10 @@ int64_t PathCost::flops() const {
 PathCost CostOf(const Problem& p, int threads, Kernel kernel) {
   const int64_t pairs = Pairs(p);
   PathCost cost;
-  cost.workspace_bytes = p.path == Path::kExplicit ? ExplicitWorkspaceBytes(p)
+  cost.workspace_bytes = p.path == Path::kExplicit ? ExplicitWorkspaceBytes(p, threads)
                                                    : ChunkedWorkspaceBytes(p, threads, kernel);
   const int64_t score_bytes = p.path == Path::kExplicit
-                                  ? Bytes(p, {p.batch, p.heads, p.queries, p.keys})
+                                  ? WideBytes(p, {p.batch, p.heads, p.queries, p.keys})
                                   : cost.workspace_bytes;
   cost.steps = {
       {"scores", SaturatingProduct({2, pairs, p.width}), score_bytes},
@@ -67,10 +71,10 @@ PathCost CostOf(const Problem& p, int threads, Kernel kernel) {
 
 PathCost CostOf(const HeadProblem& h, int threads, Kernel kernel) {
   const Problem& p = h.attend;
-  PathCost cost = CostOf(p, threads, kernel);
-  if (!h.return_intermediates) {
-    cost.workspace_bytes = SaturatingSum({cost.workspace_bytes, HeadTensorBytes(h)});
-  }
+  Problem inner = p;
+  inner.dtype = WideOf(p.dtype);
+  PathCost cost = CostOf(inner, threads, kernel);
+  cost.workspace_bytes = SaturatingSum({cost.workspace_bytes, HeadWorkspaceBytes(h, threads)});
   const int64_t projected = SaturatingSum({p.width, p.width, p.value_width});
   cost.steps.insert(cost.steps.begin(), {"projections", ProjectionFlops(h),
                                          Bytes(p, {p.batch, p.heads, p.queries, projected})});
@@ -89,12 +93,12 @@ int64_t ProductFlops(const HeadProblem& h) {
 
 int64_t ResponseBytes(const Problem& p) {
   int64_t bytes = Bytes(p, {p.batch, p.heads, p.queries, p.value_width});
-  const auto add = [&](bool wanted, std::initializer_list<int64_t> sizes) {
-    if (wanted) bytes = SaturatingSum({bytes, Bytes(p, sizes)});
+  const auto add = [&](bool wanted, int64_t more) {
+    if (wanted) bytes = SaturatingSum({bytes, more});
   };
-  add(p.return_weights, {p.batch, p.heads, p.queries, p.keys});
-  add(p.return_logsumexp, {p.batch, p.heads, p.queries});
-  add(p.return_key_sums, {p.batch, p.heads, p.keys});
+  add(p.return_weights, Bytes(p, {p.batch, p.heads, p.queries, p.keys}));
+  add(p.return_logsumexp, WideBytes(p, {p.batch, p.heads, p.queries}));
+  add(p.return_key_sums, WideBytes(p, {p.batch, p.heads, p.keys}));
   return bytes;
 }
 

@@ -29,10 +29,6 @@ absl::Status InvalidField(absl::string_view field, absl::string_view description
   return Named(absl::StatusCode::kInvalidArgument, kFieldUrl, field, description);
 }
 
-absl::Status UnsupportedField(absl::string_view field, absl::string_view description) {
-  return Named(absl::StatusCode::kUnimplemented, kFieldUrl, field, description);
-}
-
 absl::Status OverLimit(absl::string_view subject, absl::string_view description) {
   return Named(absl::StatusCode::kResourceExhausted, kLimitUrl, subject, description);
 }

@@ -18,9 +18,6 @@ namespace attendant::core {
 // it holds and what would be right.
 absl::Status InvalidField(absl::string_view field, absl::string_view description);
 
-// UNIMPLEMENTED: the field is legal in the contract and this version does not serve it.
-absl::Status UnsupportedField(absl::string_view field, absl::string_view description);
-
 // A limit that waiting cannot lift: RESOURCE_EXHAUSTED. subject: the limit's stable name.
 absl::Status OverLimit(absl::string_view subject, absl::string_view description);
 

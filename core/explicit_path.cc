@@ -10,6 +10,7 @@
 #include "core/chunked_path.h"
 #include "core/errors.h"
 #include "core/gemm.h"
+#include "core/half.h"
 #include "core/head_scores.h"
 #include "core/softmax.h"
 #include "core/tiling.h"
@@ -24,36 +25,95 @@ constexpr int64_t kQueryBlock = 64;
 // Keys that one tile sums: a strip of 2 KiB a row, read in order.
 constexpr int64_t kKeyBlock = 512;
 
+// What one compute thread widens half precision into.
 template <typename T>
+struct WideScratch {
+  Buffer<T> query;   // (kQueryBlock, D)
+  Buffer<T> rows;    // (kKeyBlock, D or Dv)
+  Buffer<T> output;  // (kQueryBlock, Dv)
+};
+
+int64_t WideRows(const Problem& p) {
+  return SaturatingProduct({std::min(kKeyBlock, p.keys), std::max(p.width, p.value_width)});
+}
+
+// Tensors are stored as S.
+template <typename S>
 struct ExplicitJob {
+  using T = Wide<S>;
+
+  explicit ExplicitJob(int threads) : wide(threads) {}
+
   Problem problem;
-  AttendTensors<T> tensors;
+  AttendTensors<S> tensors;
   Workspace* workspace = nullptr;
   Buffer<T> scratch;
   T* scores = nullptr;  // (B, H, Tq, Tk): becomes the weights
+  PerWorker<WideScratch<T>> wide;
 
   MatrixView<T> Scores(const Tiling::Block& block, KeyRange keys) const {
     return {scores + (block.flat_head * problem.queries + block.first) * problem.keys + keys.begin,
             block.count, keys.size(), problem.keys};
   }
 
-  absl::Status ComputeScores(const Tiling::Block& block) const {
-    const KeyRange keys = problem.VisibleKeysOfAny(block.batch, block.first, block.count);
-    const auto query = tensors.query.Head(block.batch, block.head).Rows(block.first, block.count);
-    const auto key = tensors.key.Head(block.batch, problem.KvHead(block.head));
-    return Gemm(query, key.Rows(keys.begin, keys.size()), Transpose::kYes, Scores(block, keys),
-                /*accumulate=*/false);
+  absl::StatusOr<WideScratch<T>*> GetWide(int worker) {
+    return wide.Get(worker, [&]() -> absl::StatusOr<WideScratch<T>> {
+      WideScratch<T> made;
+      if constexpr (kIsHalf<S>) {
+        const int64_t rows = std::min(kQueryBlock, problem.queries);
+        absl::Status status = workspace->AllocateAll<T>({
+            {&made.query, SaturatingProduct({rows, problem.width})},
+            {&made.rows, WideRows(problem)},
+            {&made.output, SaturatingProduct({rows, problem.value_width})},
+        });
+        if (!status.ok()) return status;
+      }
+      return made;
+    });
   }
 
-  absl::Status ComputeSoftmax(const Tiling::Block& block) const {
+  // Calls take(rows, their keys) for the rows of a head's keys or values that belong to `keys`: for
+  // all at once, or a block after the other where they are to be widened. At least once.
+  template <typename Take>
+  static absl::Status ForKeys(const MatrixView<const S>& head, KeyRange keys, T* to,
+                              const Take& take) {
+    const int64_t most = kIsHalf<S> ? kKeyBlock : std::max<int64_t>(keys.size(), 1);
+    int64_t first = keys.begin;
+    do {
+      const KeyRange part{first, std::min(first + most, keys.end)};
+      absl::Status status = take(WidenRows(head.Rows(part.begin, part.size()), to), part);
+      if (!status.ok()) return status;
+      first = part.end;
+    } while (first < keys.end);
+    return absl::OkStatus();
+  }
+
+  absl::Status ComputeScores(const Tiling::Block& block, int worker) {
+    const auto scratch_of = GetWide(worker);
+    if (!scratch_of.ok()) return scratch_of.status();
+    const KeyRange keys = problem.VisibleKeysOfAny(block.batch, block.first, block.count);
+    const auto query =
+        WidenRows(tensors.query.Head(block.batch, block.head).Rows(block.first, block.count),
+                  (*scratch_of)->query.data());
+    const auto key = tensors.key.Head(block.batch, problem.KvHead(block.head));
+    return ForKeys(key, keys, (*scratch_of)->rows.data(),
+                   [&](const MatrixView<const T>& rows, KeyRange part) {
+                     return Gemm(query, rows, Transpose::kYes, Scores(block, part),
+                                 /*accumulate=*/false);
+                   });
+  }
+
+  absl::Status ComputeSoftmax(const Tiling::Block& block, int /*worker*/) {
     const MatrixView<T> rows = Scores(block, {0, problem.keys});
     const HeadScores<T> scores_of(problem, tensors.mask, block.batch, block.head);
     for (int64_t i = 0; i < block.count; ++i) {
       const int64_t query = block.first + i;
       const KeyRange seen = problem.VisibleKeys(block.batch, query);
       const T logsumexp = SoftmaxRow(rows.Row(i), query, seen, scores_of);
-      if (tensors.logsumexp != nullptr) {
-        tensors.logsumexp[block.flat_head * problem.queries + block.first + i] = logsumexp;
+      const int64_t row = block.flat_head * problem.queries + query;
+      if (tensors.logsumexp != nullptr) tensors.logsumexp[row] = logsumexp;
+      if (kIsHalf<S> && tensors.weights != nullptr) {
+        Store(rows.Row(i), problem.keys, tensors.weights + row * problem.keys);
       }
     }
     return absl::OkStatus();
@@ -76,19 +136,40 @@ struct ExplicitJob {
     return NaturalLogSumExp(reference, scale, sum, of_row.shift);
   }
 
-  absl::Status ComputeValues(const Tiling::Block& block) const {
+  absl::Status ComputeValues(const Tiling::Block& block, int worker) {
+    const auto scratch_of = GetWide(worker);
+    if (!scratch_of.ok()) return scratch_of.status();
     const KeyRange keys = problem.VisibleKeysOfAny(block.batch, block.first, block.count);
-    const MatrixView<T> weights = Scores(block, keys);
     const auto value = tensors.value.Head(block.batch, problem.KvHead(block.head));
-    return ValueProduct<T>(
-        problem, {block.batch, block.first, keys, {problem, tensors.mask, block.batch, block.head}},
-        {weights.data, weights.rows, weights.columns, weights.stride},
-        value.Rows(keys.begin, keys.size()),
-        tensors.output.Head(block.batch, block.head).Rows(block.first, block.count),
-        /*accumulate=*/false, *workspace);
+    const MatrixView<S> output =
+        tensors.output.Head(block.batch, block.head).Rows(block.first, block.count);
+    const MatrixView<T> wide_output = WideOutput(output, **scratch_of);
+    absl::Status status = ForKeys(
+        value, keys, (*scratch_of)->rows.data(),
+        [&](const MatrixView<const T>& rows, KeyRange part) {
+          const MatrixView<T> weights = Scores(block, part);
+          const WeightsPart<T> of{
+              block.batch, block.first, part, {problem, tensors.mask, block.batch, block.head}};
+          return ValueProduct<T>(
+              problem, of, {weights.data, weights.rows, weights.columns, weights.stride}, rows,
+              wide_output, /*accumulate=*/part.begin > keys.begin, *workspace);
+        });
+    for (int64_t i = 0; status.ok() && kIsHalf<S> && i < output.rows; ++i) {
+      Store(wide_output.Row(i), output.columns, output.Row(i));
+    }
+    return status;
   }
 
-  absl::Status ComputeKeySums(const Tiling::Block& block) const {
+  // Where values are summed: the output, or what is rounded to it.
+  static MatrixView<T> WideOutput(const MatrixView<S>& output, const WideScratch<T>& to) {
+    if constexpr (kIsHalf<S>) {
+      return {to.output.data(), output.rows, output.columns, output.columns};
+    } else {
+      return output;
+    }
+  }
+
+  absl::Status ComputeKeySums(const Tiling::Block& block, int /*worker*/) {
     T* const sums = tensors.key_sums + block.flat_head * problem.keys + block.first;
     std::fill_n(sums, block.count, T{0});
     const T* weights = scores + block.flat_head * problem.queries * problem.keys + block.first;
@@ -103,30 +184,48 @@ struct ExplicitJob {
 absl::Status WithAdvice(const absl::Status& status, const Problem& problem,
                         const Resources& resources) {
   const int64_t chunked = ChunkedWorkspaceBytes(problem, resources.threads, resources.kernel);
-  if (!LimitOf(status).has_value() || chunked >= ExplicitWorkspaceBytes(problem)) return status;
+  if (!LimitOf(status).has_value() || chunked >= ExplicitWorkspaceBytes(problem, resources.threads))
+    return status;
   return OverLimit(*LimitOf(status),
                    absl::StrCat(DescriptionOf(status), "; PATH_CHUNKED needs ", chunked));
 }
 
 }  // namespace
 
-int64_t ExplicitWorkspaceBytes(const Problem& p) {
-  if (p.return_weights) return 0;
-  return SaturatingProduct({p.batch, p.heads, p.queries, p.keys, SizeOf(p.dtype)});
+namespace {
+
+// Elements of the scores, where they are not made in the response.
+int64_t ScoresElements(const Problem& p) {
+  if (p.return_weights && WideOf(p.dtype) == p.dtype) return 0;
+  return SaturatingProduct({p.batch, p.heads, p.queries, p.keys});
 }
 
-template <typename T>
+}  // namespace
+
+int64_t ExplicitWorkspaceBytes(const Problem& p, int threads) {
+  const int64_t rows = std::min(kQueryBlock, p.queries);
+  const int64_t wide =
+      WideOf(p.dtype) == p.dtype
+          ? 0
+          : SaturatingSum(
+                {SaturatingProduct({rows, SaturatingSum({p.width, p.value_width})}), WideRows(p)});
+  return SaturatingProduct(
+      {SizeOf(WideOf(p.dtype)),
+       SaturatingSum({ScoresElements(p), SaturatingProduct({threads, wide})})});
+}
+
+template <typename S>
 absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem& problem,
-                                                  const AttendTensors<T>& tensors,
+                                                  const AttendTensors<S>& tensors,
                                                   const Resources& resources) {
-  auto job = std::make_shared<ExplicitJob<T>>();
+  using T = Wide<S>;
+  auto job = std::make_shared<ExplicitJob<S>>(resources.threads);
   job->problem = problem;
   job->tensors = tensors;
   job->workspace = resources.workspace;
-  job->scores = tensors.weights;
+  if constexpr (!kIsHalf<S>) job->scores = tensors.weights;
   if (job->scores == nullptr) {
-    auto scratch = resources.workspace->Allocate<T>(ExplicitWorkspaceBytes(problem) /
-                                                    static_cast<int64_t>(sizeof(T)));
+    auto scratch = resources.workspace->Allocate<T>(ScoresElements(problem));
     if (!scratch.ok()) return WithAdvice(scratch.status(), problem, resources);
     job->scratch = *std::move(scratch);
     job->scores = job->scratch.data();
@@ -134,16 +233,16 @@ absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem& problem,
   const Tiling queries(problem, problem.queries, kQueryBlock);
   const auto stage = [&](const char* name, const Tiling& tiling, auto method) {
     return Stage{name, tiling.tiles(), [job, tiling, method](const TileContext& context) {
-                   return ((*job).*method)(tiling[context.tile]);
+                   return ((*job).*method)(tiling[context.tile], context.worker);
                  }};
   };
   std::vector<Stage> stages;
-  stages.push_back(stage("scores", queries, &ExplicitJob<T>::ComputeScores));
-  stages.push_back(stage("softmax", queries, &ExplicitJob<T>::ComputeSoftmax));
-  stages.push_back(stage("values", queries, &ExplicitJob<T>::ComputeValues));
+  stages.push_back(stage("scores", queries, &ExplicitJob<S>::ComputeScores));
+  stages.push_back(stage("softmax", queries, &ExplicitJob<S>::ComputeSoftmax));
+  stages.push_back(stage("values", queries, &ExplicitJob<S>::ComputeValues));
   if (tensors.key_sums != nullptr) {
     stages.push_back(stage("key_sums", Tiling(problem, problem.keys, kKeyBlock),
-                           &ExplicitJob<T>::ComputeKeySums));
+                           &ExplicitJob<S>::ComputeKeySums));
   }
   return stages;
 }
@@ -153,6 +252,12 @@ template absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem&,
                                                            const Resources&);
 template absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem&,
                                                            const AttendTensors<double>&,
+                                                           const Resources&);
+template absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem&,
+                                                           const AttendTensors<Float16>&,
+                                                           const Resources&);
+template absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem&,
+                                                           const AttendTensors<BFloat16>&,
                                                            const Resources&);
 
 }  // namespace attendant::core

@@ -15,15 +15,16 @@
 
 namespace attendant::core {
 
-// Bytes of workspace: the scores, which become the weights in place. 0 where the weights are
-// returned, since the response then holds them. A head's values are copied beside it where a hidden
-// one is not finite.
-int64_t ExplicitWorkspaceBytes(const Problem& problem);
+// Bytes of workspace: the scores, which become the weights in place. None for them where the
+// weights are returned as they are computed, since the response then holds them. Half precision is
+// widened on each thread block by block. A head's values are copied beside it where a hidden one is
+// not finite.
+int64_t ExplicitWorkspaceBytes(const Problem& problem, int threads);
 
 // See AttendStages.
-template <typename T>
+template <typename S>
 absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem& problem,
-                                                  const AttendTensors<T>& tensors,
+                                                  const AttendTensors<S>& tensors,
                                                   const Resources& resources);
 
 }  // namespace attendant::core

@@ -67,8 +67,8 @@ class Arena {
 template <typename T>
 struct Scratch {
   T* weights;  // [key of a block, rounded up to a tile][vector][lane]
-  T* values;   // a block's, packed
-  T* keys;     // a block's, row by row; null where heads are contiguous
+  T* values;   // a block's, packed; or a panel's outputs on their way
+  T* keys;     // a block's, row by row; null where they are read in place
   T* begins;   // [vector][lane], as in Block
   T* ends;
   T* positions;
@@ -85,7 +85,8 @@ struct Scratch {
     const int64_t dimensions = SaturatingProduct({StripsOf(problem.value_width), kStrip});
     weights = arena.Take((kFusedBlock + TileKeys(1)) * widest);
     values = arena.Take(SaturatingProduct({StripsOf(problem.value_width), StripStride<T>()}));
-    keys = problem.layout == Layout::kBthd && problem.kv_heads > 1
+    const bool apart = problem.layout == Layout::kBthd && problem.kv_heads > 1;
+    keys = apart || SizeOf(problem.dtype) < static_cast<int64_t>(sizeof(T))
                ? arena.Take(SaturatingProduct({kFusedBlock, problem.width}))
                : nullptr;
     begins = arena.Take(widest);
@@ -121,9 +122,18 @@ int64_t ScratchElements(const Problem& problem) {
   return arena.used();
 }
 
+// Copies rows to `to`, one after the other.
+template <typename S>
+MatrixView<const Wide<S>> Dense(const MatrixView<const S>& rows, Wide<S>* to) {
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    WidenRow(rows.Row(row), rows.columns, to + row * rows.columns);
+  }
+  return {to, rows.rows, rows.columns, rows.columns};
+}
+
 // Q^T with the scale folded in; lanes beyond the panel's rows hold the last row again.
-template <typename T>
-void PackQuery(const FusedGroup<T>& group, const Panel<T>& panel) {
+template <typename S, typename T = Wide<S>>
+void PackQuery(const FusedGroup<S>& group, const Panel<T>& panel) {
   const Tag<T> d;
   constexpr int64_t kLanes = LanesOf<T>();
   const int64_t width = group.query.columns;
@@ -131,7 +141,7 @@ void PackQuery(const FusedGroup<T>& group, const Panel<T>& panel) {
   const Vec<T> scale = hn::Set(d, static_cast<T>(group.problem->ScaleLog2()));
   const int64_t first = panel.first - group.first_query;
   for (int c = 0; c < panel.vectors; ++c) {
-    const T* rows[kLanes];
+    const S* rows[kLanes];
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       rows[lane] = group.query.Row(first + std::min(c * kLanes + lane, panel.rows - 1));
     }
@@ -148,8 +158,8 @@ void PackQuery(const FusedGroup<T>& group, const Panel<T>& panel) {
 }
 
 // Gives each panel its queries.
-template <typename T>
-void PackQueries(const FusedGroup<T>& group, Scratch<T>& scratch) {
+template <typename S, typename T = Wide<S>>
+void PackQueries(const FusedGroup<S>& group, Scratch<T>& scratch) {
   int64_t first = group.first_query;
   for (int i = 0; i < scratch.count; ++i) {
     Panel<T>& panel = scratch.panels[i];
@@ -191,55 +201,61 @@ KeyRange SeenPart(const Problem& problem, int64_t batch, int64_t first, int64_t 
 }
 
 // The part of `keys` that some query of the group sees. Keys that are far apart from each other
-// are copied: they would share the few sets of a cache.
-template <typename T>
-PackedBlock<T> PackBlock(const FusedGroup<T>& group, KeyRange keys, const Scratch<T>& scratch) {
+// are copied: they would share the few sets of a cache. So is half precision, to be widened.
+template <typename S, typename T = Wide<S>>
+PackedBlock<T> PackBlock(const FusedGroup<S>& group, KeyRange keys, const Scratch<T>& scratch) {
+  constexpr bool kHalf = sizeof(S) < sizeof(T);
   const Problem& problem = *group.problem;
   PackedBlock<T> block;
   block.keys = SeenPart(problem, group.batch, group.first_query, group.query.rows, keys);
   const int64_t rows = block.keys.size();
   if (rows == 0) return block;
-  block.key = group.key.Rows(block.keys.begin, rows);
+  const MatrixView<const S> key = group.key.Rows(block.keys.begin, rows);
   const bool shared = scratch.count >= kPackedPanels;
-  if (shared && scratch.keys != nullptr && block.key.stride != block.key.columns) {
-    for (int64_t j = 0; j < rows; ++j) {
-      std::copy_n(block.key.Row(j), block.key.columns, scratch.keys + j * block.key.columns);
-    }
-    block.key.data = scratch.keys;
-    block.key.stride = block.key.columns;
+  const bool apart = shared && scratch.keys != nullptr && key.stride != key.columns;
+  if constexpr (kHalf) {
+    block.key = Dense(key, scratch.keys);
+  } else {
+    block.key = apart ? Dense(key, scratch.keys) : key;
   }
-  const MatrixView<const T> value = group.value.Rows(block.keys.begin, rows);
+  const MatrixView<const S> value = group.value.Rows(block.keys.begin, rows);
   const bool mixed = group.mask.present() ||
                      problem.Ask(group.batch, group.first_query, group.query.rows, block.keys) ==
                          Visibility::kMixed;
-  block.values.count = StripsOf(value.columns);
-  const bool near = value.stride * static_cast<int64_t>(sizeof(T)) <= kPackedStride;
+  // As the tiles would read them.
+  const int64_t stride = kHalf ? value.columns : value.stride;
+  const bool near = stride * static_cast<int64_t>(sizeof(T)) <= kPackedStride;
   if (value.columns % kStrip == 0 && (near || !shared)) {
-    block.values = {value.data, value.columns / kStrip, kStrip, value.stride};
-    for (int64_t row = 0; mixed && row < rows && block.finite; ++row) {
-      block.finite = AllFinite(value.Row(row), value.columns);
+    const T* from = nullptr;
+    if constexpr (kHalf) {
+      from = Dense(value, scratch.values).data;
+    } else {
+      from = value.data;
     }
+    block.values = {from, value.columns / kStrip, kStrip, stride};
+    block.finite = !mixed || AllRowsFinite(value);
   } else {
     block.values = {scratch.values, StripsOf(value.columns), StripStride<T>(), kStrip};
-    block.finite = mixed ? PackValues<T, true>(value, scratch.values)
-                         : PackValues<T, false>(value, scratch.values);
+    block.finite =
+        mixed ? PackValues<true>(value, scratch.values) : PackValues<false>(value, scratch.values);
   }
   return block;
 }
 
 // What is read after the block of keys that ends at `end`: the next one, or what the next group
 // begins with.
-template <typename T>
-PrefetcherToL2<T> ReadNext(const FusedGroup<T>& group, int64_t end, int64_t visible) {
-  PrefetcherToL2<T> next;
-  const auto add_block = [&](const MatrixView<const T>& rows, int64_t first) {
+template <typename S>
+PrefetcherToL2 ReadNext(const FusedGroup<S>& group, int64_t end, int64_t visible) {
+  PrefetcherToL2 next;
+  const auto add_block = [&](const MatrixView<const S>& rows, int64_t first) {
     next.Add(rows.Rows(first, std::min(kFusedBlock, rows.rows - first)));
   };
   if (end < visible) {
     add_block(group.key, end);
     add_block(group.value, end);
   } else {
-    next.Add({group.output.data, group.output.rows, group.output.columns, group.output.stride});
+    next.Add(MatrixView<const S>{group.output.data, group.output.rows, group.output.columns,
+                                 group.output.stride});
     next.Add(group.next_query);
     add_block(group.next_key, 0);
     add_block(group.next_value, 0);
@@ -248,8 +264,8 @@ PrefetcherToL2<T> ReadNext(const FusedGroup<T>& group, int64_t end, int64_t visi
 }
 
 // The block as the panel sees it; without a row where it sees none.
-template <typename T>
-Block<T> SeenBlock(const FusedGroup<T>& group, const ScoreChange<T>& change, const Panel<T>& panel,
+template <typename S, typename T = Wide<S>>
+Block<T> SeenBlock(const FusedGroup<S>& group, const ScoreChange<T>& change, const Panel<T>& panel,
                    const PackedBlock<T>& packed, const Scratch<T>& scratch) {
   const Problem& problem = *group.problem;
   Block<T> block;
@@ -292,8 +308,10 @@ Block<T> SeenBlock(const FusedGroup<T>& group, const ScoreChange<T>& change, con
 
 // Writes a panel's rows: O^T / L, and what else is wanted. merged: whether segments were merged;
 // otherwise there was but one.
-template <typename T>
-void FinishPanel(const FusedGroup<T>& group, const Panel<T>& panel, bool merged) {
+template <typename S, typename T = Wide<S>>
+void FinishPanel(const FusedGroup<S>& group, const Panel<T>& panel, bool merged,
+                 const Scratch<T>& scratch) {
+  constexpr bool kHalf = sizeof(S) < sizeof(T);
   const Tag<T> d;
   constexpr int64_t kLanes = LanesOf<T>();
   const T* const output = merged ? panel.total_output : panel.output;
@@ -321,7 +339,11 @@ void FinishPanel(const FusedGroup<T>& group, const Panel<T>& panel, bool merged)
     T* out[kLanes];
     for (int64_t lane = 0; lane < rows; ++lane) {
       const int64_t row = first + c * kLanes + lane;
-      out[lane] = group.output.Row(row);
+      if constexpr (kHalf) {
+        out[lane] = scratch.values + lane * width;
+      } else {
+        out[lane] = group.output.Row(row);
+      }
       const T reference = references[c * kLanes + lane];
       if (group.reference != nullptr) group.reference[row] = reference;
       if (group.inverse_sum != nullptr) group.inverse_sum[row] = inverses[lane];
@@ -344,6 +366,9 @@ void FinishPanel(const FusedGroup<T>& group, const Panel<T>& panel, bool merged)
       hn::Store(column(x), d, elements);
       for (int64_t lane = 0; lane < rows; ++lane) out[lane][x] = elements[lane];
     }
+    for (int64_t lane = 0; kHalf && lane < rows; ++lane) {
+      NarrowRow(out[lane], width, group.output.Row(first + c * kLanes + lane));
+    }
   }
 }
 
@@ -362,10 +387,10 @@ void MergePanel(const Panel<T>& panel, int64_t dimensions) {
 }
 
 // What of the mask is read after panel i's part of `keys`.
-template <typename T>
-PrefetcherToL2<unsigned char> NextMask(const FusedGroup<T>& group, const Scratch<T>& scratch, int i,
-                                       KeyRange keys, int64_t end) {
-  PrefetcherToL2<unsigned char> next;
+template <typename S, typename T = Wide<S>>
+PrefetcherToL2 NextMask(const FusedGroup<S>& group, const Scratch<T>& scratch, int i, KeyRange keys,
+                        int64_t end) {
+  PrefetcherToL2 next;
   const bool last = i + 1 == scratch.count;
   const KeyRange following{keys.end, std::min(keys.end + kFusedBlock, std::max(end, keys.end))};
   next.Add(MaskBytes(*group.problem, group.mask, scratch.panels[last ? 0 : i + 1],
@@ -373,40 +398,54 @@ PrefetcherToL2<unsigned char> NextMask(const FusedGroup<T>& group, const Scratch
   return next;
 }
 
-// Folds a block into every panel.
+// What is asked for beside a panel's work, a few lines a tile.
+struct Ahead {
+  PrefetcherToL2 next;
+  int64_t lines = 0;
+  PrefetcherToL2 next_mask;
+  int64_t mask_lines = 0;
+
+  HWY_INLINE void operator()() {
+    next.Step(lines);
+    next_mask.Step(mask_lines);
+  }
+};
+
 template <typename T>
-void SweepBlock(const FusedGroup<T>& group, const Sweep<T>& sweep, KeyRange keys,
+HWY_NOINLINE void FoldBlock(const Panel<T>& panel, const Block<T>& block, T* weights,
+                            Ahead& ahead) {
+  WithVectors(panel.vectors, [&]<int kVectors>() {
+    if (block.change == nullptr && block.bias == nullptr) {
+      PanelBlock<T, kVectors, false>(panel, block, weights, ahead);
+    } else {
+      PanelBlock<T, kVectors, true>(panel, block, weights, ahead);
+    }
+  });
+}
+
+// Folds a block into every panel.
+template <typename S, typename T = Wide<S>>
+void SweepBlock(const FusedGroup<S>& group, const Sweep<T>& sweep, KeyRange keys,
                 const Scratch<T>& scratch) {
   const PackedBlock<T> packed = PackBlock(group, keys, scratch);
-  PrefetcherToL2<T> next = ReadNext(group, keys.end, sweep.seen.end);
   const int64_t tiles = CeilDiv(packed.keys.size(), TileKeys(kMostVectors));
-  const auto lines_of = [&](const auto& prefetcher, int64_t parts) {
-    return parts == 0 ? 0 : CeilDiv(prefetcher.lines(), parts);
-  };
-  const int64_t lines = lines_of(next, scratch.count * tiles);
+  if (tiles == 0) return;
+  Ahead ahead;
+  ahead.next = ReadNext(group, keys.end, sweep.seen.end);
+  ahead.lines = CeilDiv(ahead.next.lines(), scratch.count * tiles);
   for (int i = 0; i < scratch.count; ++i) {
     const Panel<T>& panel = scratch.panels[i];
     const Block<T> block = SeenBlock(group, sweep.change, panel, packed, scratch);
     if (block.key.rows == 0) continue;
-    auto next_mask = NextMask(group, scratch, i, keys, sweep.seen.end);
-    const int64_t mask_lines = lines_of(next_mask, tiles);
-    const auto beside = [&] {
-      next.Step(lines);
-      next_mask.Step(mask_lines);
-    };
-    WithVectors(panel.vectors, [&]<int kVectors>() {
-      if (block.change == nullptr && block.bias == nullptr) {
-        PanelBlock<T, kVectors, false>(panel, block, scratch.weights, beside);
-      } else {
-        PanelBlock<T, kVectors, true>(panel, block, scratch.weights, beside);
-      }
-    });
+    ahead.next_mask = NextMask(group, scratch, i, keys, sweep.seen.end);
+    ahead.mask_lines = CeilDiv(ahead.next_mask.lines(), tiles);
+    FoldBlock(panel, block, scratch.weights, ahead);
   }
 }
 
 // All keys, and the sink. Returns false once *stop.
-template <typename T>
-bool SweepKeys(const FusedGroup<T>& group, const Sweep<T>& sweep, const Scratch<T>& scratch,
+template <typename S, typename T = Wide<S>>
+bool SweepKeys(const FusedGroup<S>& group, const Sweep<T>& sweep, const Scratch<T>& scratch,
                const std::atomic<bool>& stop) {
   const auto each_panel = [&](const auto& act) {
     for (int i = 0; i < scratch.count; ++i) act(scratch.panels[i]);
@@ -449,8 +488,8 @@ bool SweepKeys(const FusedGroup<T>& group, const Sweep<T>& sweep, const Scratch<
 }
 
 // Sets the rows' shifts by what a first sweep found. Returns whether there is any.
-template <typename T>
-bool FindShifts(const FusedGroup<T>& group, const Sweep<T>& sweep, const Scratch<T>& scratch) {
+template <typename S, typename T = Wide<S>>
+bool FindShifts(const FusedGroup<S>& group, const Sweep<T>& sweep, const Scratch<T>& scratch) {
   bool found = false;
   for (int i = 0; i < scratch.count; ++i) {
     const Panel<T>& panel = scratch.panels[i];
@@ -465,8 +504,8 @@ bool FindShifts(const FusedGroup<T>& group, const Sweep<T>& sweep, const Scratch
   return found;
 }
 
-template <typename T>
-void ForwardImpl(const FusedGroup<T>& group, T* memory, const std::atomic<bool>& stop) {
+template <typename S, typename T = Wide<S>>
+void ForwardImpl(const FusedGroup<S>& group, T* memory, const std::atomic<bool>& stop) {
   const Problem& problem = *group.problem;
   Arena<T> arena(memory);
   const Scratch<T> scratch = [&] {
@@ -487,17 +526,23 @@ void ForwardImpl(const FusedGroup<T>& group, T* memory, const std::atomic<bool>&
   if (shifts && FindShifts(group, sweep, scratch) && !SweepKeys(group, sweep, scratch, stop)) {
     return;
   }
-  for (int i = 0; i < scratch.count; ++i) FinishPanel(group, scratch.panels[i], sweep.merge);
+  for (int i = 0; i < scratch.count; ++i)
+    FinishPanel(group, scratch.panels[i], sweep.merge, scratch);
 }
 
-template <typename T>
-void WeightsImpl(const FusedGroup<T>& group, KeyRange keys, T* memory, T* weights, int64_t stride) {
+template <typename S, typename T = Wide<S>>
+void WeightsImpl(const FusedGroup<S>& group, KeyRange keys, T* memory, T* weights, int64_t stride) {
   Arena<T> arena(memory);
   Scratch<T> scratch(arena, *group.problem, group.query.rows);
   PackQueries(group, scratch);
   PackedBlock<T> packed;
   packed.keys = {keys.begin, std::clamp(group.key.rows, keys.begin, keys.end)};
-  packed.key = group.key.Rows(keys.begin, packed.keys.size());
+  const MatrixView<const S> key_rows = group.key.Rows(keys.begin, packed.keys.size());
+  if constexpr (sizeof(S) < sizeof(T)) {
+    packed.key = Dense(key_rows, scratch.keys);
+  } else {
+    packed.key = key_rows;
+  }
   for (int64_t key = 0; key < keys.size(); ++key) {
     std::fill_n(weights + key * stride, group.query.rows, T{0});
   }
@@ -533,41 +578,37 @@ int64_t AnyScratchElements(const Problem& problem) {
   return FewQueries<T>(problem) ? std::max(panels, RowsScratchElements<T>(problem)) : panels;
 }
 
-// HWY_EXPORT takes no template: each function by name, for float (F) and double (D).
+// HWY_EXPORT takes no template: each function by name, for float (F) and double (D), and for
+// float16 (H) and bfloat16 (B) where it depends on how numbers are stored.
 int64_t GroupRowsF(const Problem& problem) { return GroupRows<float>(problem); }
 int64_t GroupRowsD(const Problem& problem) { return GroupRows<double>(problem); }
 int64_t ScratchElementsF(const Problem& problem) { return AnyScratchElements<float>(problem); }
 int64_t ScratchElementsD(const Problem& problem) { return AnyScratchElements<double>(problem); }
-void ForwardF(const FusedGroup<float>& group, float* memory, const std::atomic<bool>& stop) {
-  ForwardImpl(group, memory, stop);
-}
-void ForwardD(const FusedGroup<double>& group, double* memory, const std::atomic<bool>& stop) {
-  ForwardImpl(group, memory, stop);
-}
-void WeightsF(const FusedGroup<float>& group, KeyRange keys, float* memory, float* weights,
-              int64_t stride) {
-  WeightsImpl(group, keys, memory, weights, stride);
-}
-void WeightsD(const FusedGroup<double>& group, KeyRange keys, double* memory, double* weights,
-              int64_t stride) {
-  WeightsImpl(group, keys, memory, weights, stride);
-}
 bool FewQueriesF(const Problem& problem) { return FewQueries<float>(problem); }
 bool FewQueriesD(const Problem& problem) { return FewQueries<double>(problem); }
-void RowsSegmentF(const FusedRows<float>& rows, int64_t begin, float* memory,
-                  const std::atomic<bool>& stop, float* states) {
-  RowsSegmentImpl(rows, begin, memory, stop, states);
-}
-void RowsSegmentD(const FusedRows<double>& rows, int64_t begin, double* memory,
-                  const std::atomic<bool>& stop, double* states) {
-  RowsSegmentImpl(rows, begin, memory, stop, states);
-}
-void FinishRowF(const float* states, int64_t n, int64_t stride, const FusedRowResult<float>& to) {
-  FinishRowImpl(states, n, stride, to);
-}
-void FinishRowD(const double* states, int64_t n, int64_t stride, const FusedRowResult<double>& to) {
-  FinishRowImpl(states, n, stride, to);
-}
+
+#define ATTENDANT_DEFINE_STORED(S, Suffix)                                           \
+  void Forward##Suffix(const FusedGroup<S>& group, Wide<S>* memory,                  \
+                       const std::atomic<bool>& stop) {                              \
+    ForwardImpl(group, memory, stop);                                                \
+  }                                                                                  \
+  void Weights##Suffix(const FusedGroup<S>& group, KeyRange keys, Wide<S>* memory,   \
+                       Wide<S>* weights, int64_t stride) {                           \
+    WeightsImpl(group, keys, memory, weights, stride);                               \
+  }                                                                                  \
+  void RowsSegment##Suffix(const FusedRows<S>& rows, int64_t begin, Wide<S>* memory, \
+                           const std::atomic<bool>& stop, Wide<S>* states) {         \
+    RowsSegmentImpl(rows, begin, memory, stop, states);                              \
+  }                                                                                  \
+  void FinishRow##Suffix(const Wide<S>* states, int64_t segments, int64_t stride,    \
+                         const FusedRowResult<S>& to) {                              \
+    FinishRowImpl(states, segments, stride, to);                                     \
+  }
+ATTENDANT_DEFINE_STORED(float, F)
+ATTENDANT_DEFINE_STORED(double, D)
+ATTENDANT_DEFINE_STORED(Float16, H)
+ATTENDANT_DEFINE_STORED(BFloat16, B)
+#undef ATTENDANT_DEFINE_STORED
 
 }  // namespace attendant::core::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -575,83 +616,55 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace attendant::core {
 
-HWY_EXPORT(GroupRowsF);
-HWY_EXPORT(GroupRowsD);
-HWY_EXPORT(ScratchElementsF);
-HWY_EXPORT(ScratchElementsD);
-HWY_EXPORT(ForwardF);
-HWY_EXPORT(ForwardD);
-HWY_EXPORT(WeightsF);
-HWY_EXPORT(WeightsD);
-HWY_EXPORT(FewQueriesF);
-HWY_EXPORT(FewQueriesD);
-HWY_EXPORT(RowsSegmentF);
-HWY_EXPORT(RowsSegmentD);
-HWY_EXPORT(FinishRowF);
-HWY_EXPORT(FinishRowD);
+#define ATTENDANT_EXPORT_COMPUTED(T, Suffix)                 \
+  HWY_EXPORT(GroupRows##Suffix);                             \
+  HWY_EXPORT(ScratchElements##Suffix);                       \
+  HWY_EXPORT(FewQueries##Suffix);                            \
+  template <>                                                \
+  int64_t FusedGroupRows<T>(const Problem& p) {              \
+    return HWY_DYNAMIC_DISPATCH(GroupRows##Suffix)(p);       \
+  }                                                          \
+  template <>                                                \
+  int64_t FusedScratchElements<T>(const Problem& p) {        \
+    return HWY_DYNAMIC_DISPATCH(ScratchElements##Suffix)(p); \
+  }                                                          \
+  template <>                                                \
+  bool FusedFewQueries<T>(const Problem& p) {                \
+    return HWY_DYNAMIC_DISPATCH(FewQueries##Suffix)(p);      \
+  }
+ATTENDANT_EXPORT_COMPUTED(float, F)
+ATTENDANT_EXPORT_COMPUTED(double, D)
+#undef ATTENDANT_EXPORT_COMPUTED
 
-template <>
-int64_t FusedGroupRows<float>(const Problem& p) {
-  return HWY_DYNAMIC_DISPATCH(GroupRowsF)(p);
-}
-template <>
-int64_t FusedGroupRows<double>(const Problem& p) {
-  return HWY_DYNAMIC_DISPATCH(GroupRowsD)(p);
-}
-template <>
-int64_t FusedScratchElements<float>(const Problem& p) {
-  return HWY_DYNAMIC_DISPATCH(ScratchElementsF)(p);
-}
-template <>
-int64_t FusedScratchElements<double>(const Problem& p) {
-  return HWY_DYNAMIC_DISPATCH(ScratchElementsD)(p);
-}
-template <>
-void FusedForward(const FusedGroup<float>& group, float* scratch, const std::atomic<bool>& stop) {
-  HWY_DYNAMIC_DISPATCH(ForwardF)(group, scratch, stop);
-}
-template <>
-void FusedForward(const FusedGroup<double>& group, double* scratch, const std::atomic<bool>& stop) {
-  HWY_DYNAMIC_DISPATCH(ForwardD)(group, scratch, stop);
-}
-template <>
-void FusedWeights(const FusedGroup<float>& group, KeyRange keys, float* scratch, float* weights,
-                  int64_t stride) {
-  HWY_DYNAMIC_DISPATCH(WeightsF)(group, keys, scratch, weights, stride);
-}
-template <>
-void FusedWeights(const FusedGroup<double>& group, KeyRange keys, double* scratch, double* weights,
-                  int64_t stride) {
-  HWY_DYNAMIC_DISPATCH(WeightsD)(group, keys, scratch, weights, stride);
-}
-template <>
-bool FusedFewQueries<float>(const Problem& p) {
-  return HWY_DYNAMIC_DISPATCH(FewQueriesF)(p);
-}
-template <>
-bool FusedFewQueries<double>(const Problem& p) {
-  return HWY_DYNAMIC_DISPATCH(FewQueriesD)(p);
-}
-template <>
-void FusedRowsSegment(const FusedRows<float>& rows, int64_t begin, float* scratch,
-                      const std::atomic<bool>& stop, float* states) {
-  HWY_DYNAMIC_DISPATCH(RowsSegmentF)(rows, begin, scratch, stop, states);
-}
-template <>
-void FusedRowsSegment(const FusedRows<double>& rows, int64_t begin, double* scratch,
-                      const std::atomic<bool>& stop, double* states) {
-  HWY_DYNAMIC_DISPATCH(RowsSegmentD)(rows, begin, scratch, stop, states);
-}
-template <>
-void FusedFinishRow(const float* states, int64_t segments, int64_t stride,
-                    const FusedRowResult<float>& to) {
-  HWY_DYNAMIC_DISPATCH(FinishRowF)(states, segments, stride, to);
-}
-template <>
-void FusedFinishRow(const double* states, int64_t segments, int64_t stride,
-                    const FusedRowResult<double>& to) {
-  HWY_DYNAMIC_DISPATCH(FinishRowD)(states, segments, stride, to);
-}
+#define ATTENDANT_EXPORT_STORED(S, Suffix)                                                         \
+  HWY_EXPORT(Forward##Suffix);                                                                     \
+  HWY_EXPORT(Weights##Suffix);                                                                     \
+  HWY_EXPORT(RowsSegment##Suffix);                                                                 \
+  HWY_EXPORT(FinishRow##Suffix);                                                                   \
+  template <>                                                                                      \
+  void FusedForward(const FusedGroup<S>& group, Wide<S>* scratch, const std::atomic<bool>& stop) { \
+    HWY_DYNAMIC_DISPATCH(Forward##Suffix)(group, scratch, stop);                                   \
+  }                                                                                                \
+  template <>                                                                                      \
+  void FusedWeights(const FusedGroup<S>& group, KeyRange keys, Wide<S>* scratch, Wide<S>* weights, \
+                    int64_t stride) {                                                              \
+    HWY_DYNAMIC_DISPATCH(Weights##Suffix)(group, keys, scratch, weights, stride);                  \
+  }                                                                                                \
+  template <>                                                                                      \
+  void FusedRowsSegment(const FusedRows<S>& rows, int64_t begin, Wide<S>* scratch,                 \
+                        const std::atomic<bool>& stop, Wide<S>* states) {                          \
+    HWY_DYNAMIC_DISPATCH(RowsSegment##Suffix)(rows, begin, scratch, stop, states);                 \
+  }                                                                                                \
+  template <>                                                                                      \
+  void FusedFinishRow(const Wide<S>* states, int64_t segments, int64_t stride,                     \
+                      const FusedRowResult<S>& to) {                                               \
+    HWY_DYNAMIC_DISPATCH(FinishRow##Suffix)(states, segments, stride, to);                         \
+  }
+ATTENDANT_EXPORT_STORED(float, F)
+ATTENDANT_EXPORT_STORED(double, D)
+ATTENDANT_EXPORT_STORED(Float16, H)
+ATTENDANT_EXPORT_STORED(BFloat16, B)
+#undef ATTENDANT_EXPORT_STORED
 
 }  // namespace attendant::core
 #endif  // HWY_ONCE

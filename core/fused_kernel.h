@@ -62,17 +62,18 @@ inline constexpr int64_t kFusedBlock = 192;
 inline constexpr int64_t kFusedSegment = 21 * kFusedBlock;
 
 // A group of queries of one head, and that head's keys, at least as far as some query sees them.
-template <typename T>
+// Stored as S: half precision is widened block by block, and an output rounded once.
+template <typename S, typename T = Wide<S>>
 struct FusedGroup {
   const Problem* problem = nullptr;
   int64_t batch = 0;
   int64_t head = 0;
   int64_t first_query = 0;    // of the group, within the head
-  MatrixView<const T> query;  // (rows, D), rows <= FusedGroupRows<T>(problem)
-  MatrixView<const T> key;    // (Tk or fewer, D)
-  MatrixView<const T> value;  // (Tk or fewer, Dv)
+  MatrixView<const S> query;  // (rows, D), rows <= FusedGroupRows<T>(problem)
+  MatrixView<const S> key;    // (Tk or fewer, D)
+  MatrixView<const S> value;  // (Tk or fewer, Dv)
   HeadMask<T> mask;
-  MatrixView<T> output;  // (rows, Dv)
+  MatrixView<S> output;  // (rows, Dv)
   // Each row's M, 1 / L (0 where L is 0) and shift, from which its weights follow; and its
   // logsumexp. Null where they are not wanted; the shift also where no mask is added.
   T* reference = nullptr;    // (rows)
@@ -81,9 +82,9 @@ struct FusedGroup {
   T* logsumexp = nullptr;    // (rows)
   // Those of the group that this thread will probably compute next, to be fetched in time. Empty
   // where there is none.
-  MatrixView<const T> next_query;
-  MatrixView<const T> next_key;
-  MatrixView<const T> next_value;
+  MatrixView<const S> next_query;
+  MatrixView<const S> next_key;
+  MatrixView<const S> next_value;
 };
 
 // Most queries in a group on this CPU.
@@ -95,14 +96,14 @@ template <typename T>
 int64_t FusedScratchElements(const Problem& problem);
 
 // Computes the group. Returns early, with the output not written, once *stop. Thread-safe.
-template <typename T>
-void FusedForward(const FusedGroup<T>& group, T* scratch, const std::atomic<bool>& stop);
+template <typename S>
+void FusedForward(const FusedGroup<S>& group, Wide<S>* scratch, const std::atomic<bool>& stop);
 
 // The softmax weights of the group's queries over a block of at most kFusedBlock keys at a multiple
 // of it, from what FusedForward found: weights[key][row], `stride` elements from one key to the
 // next. REQUIRES: group.reference, group.inverse_sum and group.shift are as FusedForward left them.
-template <typename T>
-void FusedWeights(const FusedGroup<T>& group, KeyRange keys, T* scratch, T* weights,
+template <typename S>
+void FusedWeights(const FusedGroup<S>& group, KeyRange keys, Wide<S>* scratch, Wide<S>* weights,
                   int64_t stride);
 
 // Whether the head's queries are too few to fill a vector on this CPU.
@@ -117,14 +118,14 @@ inline int64_t FusedRowsOfTask(const Problem& p) {
 }
 
 // Queries of the heads that share a head of keys, and those keys.
-template <typename T>
+template <typename S, typename T = Wide<S>>
 struct FusedRows {
   const Problem* problem = nullptr;
   int64_t batch = 0;
-  MatrixView<const T> key;    // (Tk, D)
-  MatrixView<const T> value;  // (Tk, Dv)
+  MatrixView<const S> key;    // (Tk, D)
+  MatrixView<const S> value;  // (Tk, Dv)
   int64_t count = 0;
-  const T* query[kFusedMostRows] = {};  // each (D)
+  const S* query[kFusedMostRows] = {};  // each (D)
   int64_t head[kFusedMostRows] = {};
   int64_t index[kFusedMostRows] = {};  // of the query, within its head
   HeadMask<T> mask[kFusedMostRows];    // of its head
@@ -138,25 +139,27 @@ constexpr int64_t FusedStateElements(int64_t value_width) {
 
 // Computes the rows' states of the segment of keys that begins at `begin`, a multiple of
 // kFusedSegment: states[row][FusedStateElements]. Returns early once *stop. Thread-safe.
-template <typename T>
-void FusedRowsSegment(const FusedRows<T>& rows, int64_t begin, T* scratch,
-                      const std::atomic<bool>& stop, T* states);
+template <typename S>
+void FusedRowsSegment(const FusedRows<S>& rows, int64_t begin, Wide<S>* scratch,
+                      const std::atomic<bool>& stop, Wide<S>* states);
 
 // Where a row goes; null where it is not wanted, but for the output.
-template <typename T>
+template <typename S, typename T = Wide<S>>
 struct FusedRowResult {
   const Problem* problem = nullptr;
   int64_t head = 0;
   T shift = 0;          // with which the states were computed
-  T* output = nullptr;  // (Dv)
+  T* total = nullptr;   // (Dv), to work in; not null
+  S* output = nullptr;  // (Dv)
   T* reference = nullptr;
   T* inverse_sum = nullptr;
   T* logsumexp = nullptr;
 };
 
 // Merges the states of a row's segments, `stride` elements from one to the next, and finishes it.
-template <typename T>
-void FusedFinishRow(const T* states, int64_t segments, int64_t stride, const FusedRowResult<T>& to);
+template <typename S>
+void FusedFinishRow(const Wide<S>* states, int64_t segments, int64_t stride,
+                    const FusedRowResult<S>& to);
 
 }  // namespace attendant::core
 

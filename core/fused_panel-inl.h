@@ -273,7 +273,7 @@ HWY_INLINE void KeyRows(const MatrixView<const T>& key, int64_t first, const T* 
 // computed.
 template <typename T, int kVectors, bool kChange, class Beside>
 HWY_INLINE void PanelBlock(const Panel<T>& panel, const Block<T>& block, T* weights,
-                           const Beside& beside) {
+                           Beside& beside) {
   constexpr int kKeys = TileKeys(kVectors);
   constexpr int64_t kLanes = LanesOf<T>();
   const Tag<T> d;

@@ -7,6 +7,7 @@
 
 #include "core/checked_math.h"
 #include "core/fused_kernel.h"
+#include "core/half.h"
 #include "core/mask.h"
 #include "core/second_sweep.h"
 #include "core/tiling.h"
@@ -52,13 +53,14 @@ int64_t SeenKeys(const Problem& p) {
 }
 
 // Elements of such a copy of keys or values; 0 where they are read from where they lie.
-template <typename T>
+template <typename S>
 int64_t CopiedElements(const Problem& p, int threads, int64_t width) {
+  using T = Wide<S>;
   if (p.layout == Layout::kBhtd || p.kv_heads <= 1 || FusedFewQueries<T>(p)) return 0;
   const int64_t groups = p.heads / p.kv_heads * CeilDiv(p.queries, GroupRows<T>(p, threads));
   const int64_t tokens = SaturatingProduct({p.batch, p.kv_heads, SeenKeys(p)});
   const int64_t bytes = SaturatingProduct(
-      {tokens, SaturatingSum({p.width, p.value_width}), static_cast<int64_t>(sizeof(T))});
+      {tokens, SaturatingSum({p.width, p.value_width}), static_cast<int64_t>(sizeof(S))});
   return groups > kGroupsUncopied && bytes <= kMostCopiedBytes ? SaturatingProduct({tokens, width})
                                                                : 0;
 }
@@ -86,16 +88,19 @@ int64_t AllStates(const Problem& p) {
       {p.batch, p.heads, p.queries, Segments(p), FusedStateElements(p.value_width)});
 }
 
-template <typename T>
+template <typename S>
 int64_t WorkspaceBytes(const Problem& p, int threads) {
+  using T = Wide<S>;
   const int64_t states = FusedFewQueries<T>(p) ? TaskStates(p) : 0;
   const int64_t scratch =
       SaturatingSum({FusedScratchElements<T>(p), states, BlockWeights<T>(p, threads)});
-  return SaturatingProduct(
-      {SizeOf(p.dtype),
-       SaturatingSum(
-           {RowStates<T>::Elements(p), AllStates<T>(p), CopiedElements<T>(p, threads, p.width),
-            CopiedElements<T>(p, threads, p.value_width), SaturatingProduct({threads, scratch})})});
+  const int64_t copies = SaturatingSum(
+      {CopiedElements<S>(p, threads, p.width), CopiedElements<S>(p, threads, p.value_width)});
+  return SaturatingSum(
+      {SaturatingProduct({static_cast<int64_t>(sizeof(S)), copies}),
+       SaturatingProduct({static_cast<int64_t>(sizeof(T)),
+                          SaturatingSum({RowStates<T>::Elements(p), AllStates<T>(p),
+                                         SaturatingProduct({threads, scratch})})})});
 }
 
 // What one compute thread works with.
@@ -106,10 +111,13 @@ struct Scratch {
   Buffer<T> states;
 };
 
-template <typename T>
+// Tensors are stored as S.
+template <typename S>
 class FusedJob {
+  using T = Wide<S>;
+
  public:
-  FusedJob(const Problem& problem, const AttendTensors<T>& tensors, const Resources& resources)
+  FusedJob(const Problem& problem, const AttendTensors<S>& tensors, const Resources& resources)
       : problem_(problem),
         tensors_(tensors),
         workspace_(resources.workspace),
@@ -117,15 +125,16 @@ class FusedJob {
         segments_(Segments(problem)),
         group_heads_(problem.kv_heads == 0 ? 0 : problem.heads / problem.kv_heads),
         seen_(SeenKeys(problem)),
-        copies_(CopiedElements<T>(problem, resources.threads, 1) > 0),
+        copies_(CopiedElements<S>(problem, resources.threads, 1) > 0),
         scratch_(resources.threads) {}
 
   absl::Status Allocate() {
-    absl::Status status = workspace_->AllocateAll<T>({
-        {&states_, AllStates<T>(problem_)},
-        {&key_copy_, CopiedElements<T>(problem_, threads_, problem_.width)},
-        {&value_copy_, CopiedElements<T>(problem_, threads_, problem_.value_width)},
+    absl::Status status = workspace_->AllocateAll<S>({
+        {&key_copy_, CopiedElements<S>(problem_, threads_, problem_.width)},
+        {&value_copy_, CopiedElements<S>(problem_, threads_, problem_.value_width)},
     });
+    if (!status.ok()) return status;
+    status = workspace_->AllocateAll<T>({{&states_, AllStates<T>(problem_)}});
     if (!status.ok()) return status;
     return rows_.Allocate(problem_, *workspace_);
   }
@@ -139,15 +148,15 @@ class FusedJob {
     const int64_t batch = tile / blocks;
     const int64_t first = tile % blocks * kCopiedTokens;
     const int64_t count = std::min(kCopiedTokens, seen_ - first);
-    const auto copy = [&](const TensorView<const T>& from, const TensorView<T>& to) {
+    const auto copy = [&](const TensorView<const S>& from, const TensorView<S>& to) {
       for (int64_t head = 0; head < problem_.kv_heads; ++head) {
-        const MatrixView<const T> rows = from.Head(batch, head).Rows(first, count);
-        const MatrixView<T> copied = to.Head(batch, head).Rows(first, count);
+        const MatrixView<const S> rows = from.Head(batch, head).Rows(first, count);
+        const MatrixView<S> copied = to.Head(batch, head).Rows(first, count);
         for (int64_t i = 0; i < count; ++i) std::copy_n(rows.Row(i), rows.columns, copied.Row(i));
       }
     };
-    copy(tensors_.key, CopyOf<T>(key_copy_, problem_.width));
-    copy(tensors_.value, CopyOf<T>(value_copy_, problem_.value_width));
+    copy(tensors_.key, CopyOf<S>(key_copy_, problem_.width));
+    copy(tensors_.value, CopyOf<S>(value_copy_, problem_.value_width));
   }
 
   // First sweep: a group of queries against all their keys. The last groups of a causal head see
@@ -156,9 +165,9 @@ class FusedJob {
     absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
     if (!scratch.ok()) return scratch.status();
     const int64_t tile = queries.tiles() - 1 - context.tile;
-    FusedGroup<T> group = GroupOf(queries[InTurn(queries, tile)]);
+    FusedGroup<S> group = GroupOf(queries[InTurn(queries, tile)]);
     if (tile >= threads_) {
-      const FusedGroup<T> next = GroupOf(queries[InTurn(queries, tile - threads_)]);
+      const FusedGroup<S> next = GroupOf(queries[InTurn(queries, tile - threads_)]);
       const KeyRange seen =
           problem_.VisibleKeysOfAny(next.batch, next.first_query, next.query.rows);
       group.next_query = next.query;
@@ -260,12 +269,12 @@ class FusedJob {
     return head * groups + tile / sharing % groups;
   }
 
-  FusedGroup<T> GroupOf(const Tiling::Block& block) const {
+  FusedGroup<S> GroupOf(const Tiling::Block& block) const {
     return Group(block.batch, block.head, block.first, block.count);
   }
-  FusedGroup<T> Group(int64_t batch, int64_t head, int64_t first, int64_t count) const {
+  FusedGroup<S> Group(int64_t batch, int64_t head, int64_t first, int64_t count) const {
     const int64_t row = (batch * problem_.heads + head) * problem_.queries + first;
-    FusedGroup<T> group;
+    FusedGroup<S> group;
     group.problem = &problem_;
     group.batch = batch;
     group.head = head;
@@ -286,21 +295,21 @@ class FusedJob {
   }
 
   template <typename Element>
-  TensorView<Element> CopyOf(const Buffer<T>& copy, int64_t width) const {
+  TensorView<Element> CopyOf(const Buffer<S>& copy, int64_t width) const {
     return {copy.data(), Layout::kBhtd, problem_.kv_heads, seen_, width};
   }
   // As the forward sweep reads them.
-  TensorView<const T> Keys() const {
-    return copies_ ? CopyOf<const T>(key_copy_, problem_.width) : tensors_.key;
+  TensorView<const S> Keys() const {
+    return copies_ ? CopyOf<const S>(key_copy_, problem_.width) : tensors_.key;
   }
-  TensorView<const T> Values() const {
-    return copies_ ? CopyOf<const T>(value_copy_, problem_.value_width) : tensors_.value;
+  TensorView<const S> Values() const {
+    return copies_ ? CopyOf<const S>(value_copy_, problem_.value_width) : tensors_.value;
   }
 
   // Rows of (B, H, Tq), which is also (B, Hkv, row of keys), that share a head of keys.
-  FusedRows<T> RowsOf(int64_t first, int64_t count) const {
+  FusedRows<S> RowsOf(int64_t first, int64_t count) const {
     const int64_t batch = first / problem_.queries / problem_.heads;
-    FusedRows<T> rows;
+    FusedRows<S> rows;
     rows.problem = &problem_;
     rows.batch = batch;
     rows.count = count;
@@ -319,14 +328,15 @@ class FusedJob {
   // Finishes a row from the states of its segments, which it computes again where the row's mask
   // has a shift.
   void Finish(int64_t row, T* states, const Scratch<T>& scratch, const TileContext& context) const {
-    FusedRows<T> rows = RowsOf(row, 1);
+    FusedRows<S> rows = RowsOf(row, 1);
     const int64_t query = rows.index[0];
     T reference = 0;
-    FusedRowResult<T> to;
+    FusedRowResult<S> to;
     to.problem = &problem_;
     to.head = rows.head[0];
     to.output = tensors_.output.Head(rows.batch, to.head).Row(query);
     to.reference = &reference;
+    to.total = scratch.kernel.data();
     if (NeedsSecondSweep(problem_)) to.inverse_sum = rows_.inverse_sums() + row;
     if (tensors_.logsumexp != nullptr) to.logsumexp = tensors_.logsumexp + row;
     const int64_t size = FusedStateElements(problem_.value_width);
@@ -355,13 +365,19 @@ class FusedJob {
 
   void StoreWeights(const T* weights, KeyRange keys, int64_t queries, int64_t first_row) const {
     for (int64_t i = 0; i < queries; ++i) {
-      T* const row = tensors_.weights + (first_row + i) * problem_.keys + keys.begin;
-      for (int64_t j = 0; j < keys.size(); ++j) row[j] = weights[j * queries + i];
+      S* const row = tensors_.weights + (first_row + i) * problem_.keys + keys.begin;
+      if constexpr (sizeof(S) < sizeof(T)) {
+        T wide[kFusedBlock];
+        for (int64_t j = 0; j < keys.size(); ++j) wide[j] = weights[j * queries + i];
+        Narrow(wide, keys.size(), row);
+      } else {
+        for (int64_t j = 0; j < keys.size(); ++j) row[j] = weights[j * queries + i];
+      }
     }
   }
 
   const Problem problem_;
-  const AttendTensors<T> tensors_;
+  const AttendTensors<S> tensors_;
   Workspace* const workspace_;
   const int threads_;
   const int64_t segments_;
@@ -370,26 +386,26 @@ class FusedJob {
   const bool copies_;          // those are copied first
   PerWorker<Scratch<T>> scratch_;
   Buffer<T> states_;      // (B, H, Tq, segments, FusedStateElements)
-  Buffer<T> key_copy_;    // (B, Hkv, seen_, D)
-  Buffer<T> value_copy_;  // (B, Hkv, seen_, Dv)
+  Buffer<S> key_copy_;    // (B, Hkv, seen_, D)
+  Buffer<S> value_copy_;  // (B, Hkv, seen_, Dv)
   RowStates<T> rows_;
 };
 
 }  // namespace
 
 int64_t FusedWorkspaceBytes(const Problem& problem, int threads) {
-  return problem.dtype == DType::kFloat64 ? WorkspaceBytes<double>(problem, threads)
-                                          : WorkspaceBytes<float>(problem, threads);
+  return WithStored(problem.dtype,
+                    [&]<typename S>() { return WorkspaceBytes<S>(problem, threads); });
 }
 
-template <typename T>
+template <typename S>
 absl::StatusOr<std::vector<Stage>> FusedStages(const Problem& problem,
-                                               const AttendTensors<T>& tensors,
+                                               const AttendTensors<S>& tensors,
                                                const Resources& resources) {
-  auto job = std::make_shared<FusedJob<T>>(problem, tensors, resources);
+  auto job = std::make_shared<FusedJob<S>>(problem, tensors, resources);
   if (absl::Status status = job->Allocate(); !status.ok()) return status;
   std::vector<Stage> stages;
-  if (FusedFewQueries<T>(problem)) {
+  if (FusedFewQueries<Wide<S>>(problem)) {
     stages.push_back({"forward", job->ForwardRowsTiles(), [job](const TileContext& context) {
                         return job->ForwardRows(context.tile, context);
                       }});
@@ -405,7 +421,7 @@ absl::StatusOr<std::vector<Stage>> FusedStages(const Problem& problem,
                           return absl::OkStatus();
                         }});
     }
-    const Tiling queries(problem, problem.queries, GroupRows<T>(problem, resources.threads));
+    const Tiling queries(problem, problem.queries, GroupRows<Wide<S>>(problem, resources.threads));
     stages.push_back({"forward", queries.tiles(), [job, queries](const TileContext& context) {
                         return job->Forward(queries, context);
                       }});
@@ -423,6 +439,12 @@ template absl::StatusOr<std::vector<Stage>> FusedStages(const Problem&, const At
                                                         const Resources&);
 template absl::StatusOr<std::vector<Stage>> FusedStages(const Problem&,
                                                         const AttendTensors<double>&,
+                                                        const Resources&);
+template absl::StatusOr<std::vector<Stage>> FusedStages(const Problem&,
+                                                        const AttendTensors<Float16>&,
+                                                        const Resources&);
+template absl::StatusOr<std::vector<Stage>> FusedStages(const Problem&,
+                                                        const AttendTensors<BFloat16>&,
                                                         const Resources&);
 
 }  // namespace attendant::core

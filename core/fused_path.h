@@ -14,9 +14,9 @@ namespace attendant::core {
 int64_t FusedWorkspaceBytes(const Problem& problem, int threads);
 
 // As ChunkedStages.
-template <typename T>
+template <typename S>
 absl::StatusOr<std::vector<Stage>> FusedStages(const Problem& problem,
-                                               const AttendTensors<T>& tensors,
+                                               const AttendTensors<S>& tensors,
                                                const Resources& resources);
 
 }  // namespace attendant::core

@@ -19,7 +19,6 @@
 
 #include "core/fused_tiles-inl.h"
 #include "core/mask.h"
-#include "core/softmax.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attendant::core::HWY_NAMESPACE {
@@ -54,14 +53,14 @@ struct RowState {
 
 // scores[row][key] of kKeyVectors vectors of keys: chains of fma over d. queries: scaled. ahead:
 // whether these rows are the ones that ask for what comes next.
-template <typename T, int kRows>
-HWY_INLINE void RowScores(const T* const* queries, const T* const* keys, int64_t width,
-                          T* const* scores, bool ahead, PrefetcherToL1<T>& next) {
+template <typename T, int kRows, typename S>
+HWY_INLINE void RowScores(const T* const* queries, const S* const* keys, int64_t width,
+                          T* const* scores, bool ahead, PrefetcherToL1& next) {
   const Tag<T> d;
   constexpr int64_t kLanes = LanesOf<T>();
   // Lines of the keys' rows that a step over kBlockLanes dimensions reads.
   constexpr int64_t kStepLines =
-      std::max<int64_t>(kKeyVectors * kLanes * kBlockLanes<T> * sizeof(T) / 64, 1);
+      std::max<int64_t>(kKeyVectors * kLanes * kBlockLanes<T> * sizeof(S) / 64, 1);
   Vec<T> sums[kRows][kKeyVectors];
   for (int r = 0; r < kRows; ++r) {
     for (int c = 0; c < kKeyVectors; ++c) sums[r][c] = hn::Zero(d);
@@ -160,14 +159,14 @@ HWY_INLINE void AbsorbRow(const RowState<T>& row, T* scores, KeyRange seen, int6
 }
 
 // sums[r][dimension] continue their chains over kKeys keys.
-template <typename T, int kRows, int kKeys>
-HWY_INLINE void RowValues(const T* const* weights, const T* const* values, int64_t value_width,
+template <typename T, int kRows, int kKeys, typename S>
+HWY_INLINE void RowValues(const T* const* weights, const S* const* values, int64_t value_width,
                           T* const* sums) {
   const auto step = [&](auto d, int64_t x) HWY_ATTR {
     for (int r = 0; r < kRows; ++r) {
       auto sum = hn::LoadU(d, sums[r] + x);
       for (int i = 0; i < kKeys; ++i) {
-        sum = hn::MulAdd(hn::LoadU(d, values[i] + x), hn::Set(d, weights[r][i]), sum);
+        sum = hn::MulAdd(LoadWide(d, values[i] + x), hn::Set(d, weights[r][i]), sum);
       }
       hn::StoreU(sum, d, sums[r] + x);
     }
@@ -186,10 +185,10 @@ HWY_INLINE void ForRows(int64_t count, const Function& function) {
 }
 
 // kKeys keys of a block, from its key j on, for `count` rows that see them.
-template <typename T, int kKeys>
-HWY_INLINE void KeyValues(const RowState<T>* rows, int64_t count, const MatrixView<const T>& value,
+template <typename T, int kKeys, typename S>
+HWY_INLINE void KeyValues(const RowState<T>* rows, int64_t count, const MatrixView<const S>& value,
                           int64_t j, int64_t in_run) {
-  const T* values[kKeys];
+  const S* values[kKeys];
   for (int i = 0; i < kKeys; ++i) values[i] = value.Row(j + i);
   ForRows<kValueRows>(count, [&]<int kRows>(int64_t first) HWY_ATTR {
     T* sums[kRows];
@@ -203,12 +202,12 @@ HWY_INLINE void KeyValues(const RowState<T>* rows, int64_t count, const MatrixVi
 }
 
 // Scores of a run of keys for every row.
-template <typename T>
+template <typename T, typename S>
 HWY_INLINE void RunScores(const RowState<T>* rows, int64_t count, const T* const* queries,
-                          const MatrixView<const T>& key, PrefetcherToL1<T>& next) {
+                          const MatrixView<const S>& key, PrefetcherToL1& next) {
   constexpr int64_t kKeys = kKeyVectors * LanesOf<T>();
   for (int64_t j = 0; j < key.rows; j += kKeys) {
-    const T* keys[kKeys];
+    const S* keys[kKeys];
     for (int64_t i = 0; i < kKeys; ++i) keys[i] = key.Row(std::min(j + i, key.rows - 1));
     ForRows<kScoreRows>(count, [&]<int kRows>(int64_t first) HWY_ATTR {
       T* scores[kRows];
@@ -218,18 +217,10 @@ HWY_INLINE void RunScores(const RowState<T>* rows, int64_t count, const T* const
   }
 }
 
-template <typename T>
-HWY_INLINE bool AllRowsFinite(const MatrixView<const T>& value) {
-  for (int64_t row = 0; row < value.rows; ++row) {
-    if (!AllFinite(value.Row(row), value.columns)) return false;
-  }
-  return true;
-}
-
 // Folds a block of a run into every row. first: the block's first key; in_run: its place there.
-template <typename T>
-HWY_INLINE void RunValues(const RowState<T>* rows, int64_t count, const MatrixView<const T>& value,
-                          int64_t first, int64_t in_run, bool change, PrefetcherToL1<T>& next) {
+template <typename T, typename S>
+HWY_INLINE void RunValues(const RowState<T>* rows, int64_t count, const MatrixView<const S>& value,
+                          int64_t first, int64_t in_run, bool change, PrefetcherToL1& next) {
   KeyRange seen[kFusedMostRows];
   KeyRange by_all = {0, value.rows};
   bool hides = false;
@@ -244,7 +235,7 @@ HWY_INLINE void RunValues(const RowState<T>* rows, int64_t count, const MatrixVi
     std::fill_n(rows[r].block, value.columns, T{0});
   }
   constexpr int64_t kKeys = 4;
-  const int64_t lines = PrefetcherToL1<T>::Lines(value.columns);
+  const int64_t lines = PrefetcherToL1::Lines<S>(value.columns);
   int64_t j = 0;
   // A hidden key's weight is 0, which times a NaN would not be.
   const bool select = hides && !AllRowsFinite(value);
@@ -283,8 +274,8 @@ int64_t RowsScratchElements(const Problem& problem) {
   return SaturatingProduct({FusedRowsOfTask(problem), row});
 }
 
-template <typename T>
-void RowsSegmentImpl(const FusedRows<T>& group, int64_t segment, T* scratch,
+template <typename S, typename T = Wide<S>>
+void RowsSegmentImpl(const FusedRows<S>& group, int64_t segment, T* scratch,
                      const std::atomic<bool>& stop, T* states) {
   const Problem& problem = *group.problem;
   const T scale = static_cast<T>(problem.ScaleLog2());
@@ -295,7 +286,8 @@ void RowsSegmentImpl(const FusedRows<T>& group, int64_t segment, T* scratch,
   KeyRange keys{segment + kFusedSegment, segment};  // from the first that some row sees to the last
   for (int64_t r = 0; r < group.count; ++r) {
     T* const query = scratch;
-    for (int64_t x = 0; x < width; ++x) query[x] = scale * group.query[r][x];
+    WidenRow(group.query[r], width, query);
+    ScaleArray(query, width, scale);
     queries[r] = query;
     T* const state = states + r * FusedStateElements(value_width);
     rows[r].reference = state;
@@ -320,7 +312,7 @@ void RowsSegmentImpl(const FusedRows<T>& group, int64_t segment, T* scratch,
   const int64_t begin = std::max(segment, keys.begin / kFusedBlock * kFusedBlock);
   const int64_t end = std::min(keys.end, segment + kFusedSegment);
   const bool change = problem.mask.has_value() || ChangesScores(problem);
-  PrefetcherToL1<T> next;
+  PrefetcherToL1 next;
   for (int64_t run = begin; run < end; run += kRunKeys) {
     const int64_t count = std::min(kRunKeys, end - run);
     next.Add(group.key.Rows(run, count));
@@ -340,17 +332,17 @@ void RowsSegmentImpl(const FusedRows<T>& group, int64_t segment, T* scratch,
 }
 
 // Merges the states of a row's segments in order, and finishes it.
-template <typename T>
-void FinishRowImpl(const T* states, int64_t segments, int64_t stride, const FusedRowResult<T>& to) {
+template <typename S, typename T = Wide<S>>
+void FinishRowImpl(const T* states, int64_t segments, int64_t stride, const FusedRowResult<S>& to) {
   const hn::CappedTag<T, 1> one;
   const auto power = [&](T e) HWY_ATTR { return hn::GetLane(PowerOfTwo(one, hn::Set(one, e))); };
   const int64_t value_width = to.problem->value_width;
   T reference = NoReference<T>();
   T sum = 0;
-  std::fill_n(to.output, value_width, T{0});
+  std::fill_n(to.total, value_width, T{0});
   const auto merge = [&](auto d, const T* output, T factor, T total_factor, int64_t x) HWY_ATTR {
-    const auto scaled = hn::Mul(hn::LoadU(d, to.output + x), hn::Set(d, total_factor));
-    hn::StoreU(hn::MulAdd(hn::LoadU(d, output + x), hn::Set(d, factor), scaled), d, to.output + x);
+    const auto scaled = hn::Mul(hn::LoadU(d, to.total + x), hn::Set(d, total_factor));
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, output + x), hn::Set(d, factor), scaled), d, to.total + x);
   };
   // Takes a segment's m and l in; the factors of its output and of the one so far.
   const auto take = [&](T segment_reference, T segment_sum) HWY_ATTR {
@@ -375,13 +367,14 @@ void FinishRowImpl(const T* states, int64_t segments, int64_t stride, const Fuse
   const SinkState<T> sink = SinkStateOf<T>(*to.problem, to.head, to.shift);
   if (sink.sum != 0) {
     const T total_factor = take(sink.reference, sink.sum).second;
-    for (int64_t x = 0; x < value_width; ++x) to.output[x] *= total_factor;
+    ScaleArray(to.total, value_width, total_factor);
   }
   const T inverse = sum == 0 ? T{0} : 1 / sum;
   for (int64_t x = 0; x < value_width; ++x) {
-    const T element = (to.output[x] + 0) * inverse;
-    to.output[x] = element == element ? element : std::numeric_limits<T>::quiet_NaN();
+    const T element = (to.total[x] + 0) * inverse;
+    to.total[x] = element == element ? element : std::numeric_limits<T>::quiet_NaN();
   }
+  NarrowRow(to.total, value_width, to.output);
   if (to.reference != nullptr) *to.reference = reference;
   if (to.inverse_sum != nullptr) *to.inverse_sum = inverse;
   if (to.logsumexp != nullptr) *to.logsumexp = LogSumExp(reference, sum, to.shift);

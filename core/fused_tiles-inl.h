@@ -24,6 +24,7 @@
 #include "core/checked_math.h"
 #include "core/exp2-inl.h"
 #include "core/fused_kernel.h"
+#include "core/half-inl.h"
 #include "core/problem.h"
 #include "core/tensor_view.h"
 
@@ -68,6 +69,54 @@ using Vec = hn::Vec<Tag<T>>;
 template <typename T>
 constexpr int64_t LanesOf() {
   return static_cast<int64_t>(hn::MaxLanes(Tag<T>()));
+}
+
+// A row, widened.
+template <typename S>
+HWY_INLINE void WidenRow(const S* from, int64_t n, Wide<S>* to) {
+  const Tag<Wide<S>> d;
+  int64_t i = 0;
+  for (; i + LanesOf<Wide<S>>() <= n; i += LanesOf<Wide<S>>()) {
+    hn::StoreU(LoadWide(d, from + i), d, to + i);
+  }
+  for (; i < n; ++i) to[i] = Widened(from[i]);
+}
+
+// The reverse.
+template <typename S>
+HWY_INLINE void NarrowRow(const Wide<S>* from, int64_t n, S* to) {
+  const Tag<Wide<S>> d;
+  const hn::CappedTag<Wide<S>, 1> one;
+  int64_t i = 0;
+  for (; i + LanesOf<Wide<S>>() <= n; i += LanesOf<Wide<S>>()) {
+    StoreNarrow(d, hn::LoadU(d, from + i), to + i);
+  }
+  for (; i < n; ++i) StoreNarrow(one, hn::LoadU(one, from + i), to + i);
+}
+
+// Whether no element of the rows is NaN or infinite.
+template <typename S>
+HWY_INLINE bool AllRowsFinite(const MatrixView<const S>& rows) {
+  using T = Wide<S>;
+  // x - x is 0 for a finite x, and NaN for the others; NaN stays in a sum.
+  const auto rest = [](auto d, const S* from) HWY_ATTR {
+    const auto x = LoadWide(d, from);
+    return hn::Sub(x, x);
+  };
+  const Tag<T> d;
+  const hn::CappedTag<T, 1> one;
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    const S* const from = rows.Row(row);
+    auto sum = hn::Zero(d);
+    auto tail = hn::Zero(one);
+    int64_t i = 0;
+    for (; i + LanesOf<T>() <= rows.columns; i += LanesOf<T>()) {
+      sum = hn::Add(sum, rest(d, from + i));
+    }
+    for (; i < rows.columns; ++i) tail = hn::Add(tail, rest(one, from + i));
+    if (!hn::AllTrue(d, hn::Eq(sum, hn::Zero(d))) || hn::GetLane(tail) != 0) return false;
+  }
+  return true;
 }
 
 // Elements from one strip of a block to the next. One cache line more than the block holds: a
@@ -266,13 +315,13 @@ constexpr int kBlockLanes = 16 / static_cast<int>(sizeof(T));
 
 #if HWY_TARGET == HWY_SCALAR
 // One lane: a column is one element.
-template <class D, typename T = hn::TFromD<D>>
-HWY_INLINE void LoadColumns(D d, const T* const* rows, int64_t x,
+template <class D, typename S, typename T = hn::TFromD<D>>
+HWY_INLINE void LoadColumns(D d, const S* const* rows, int64_t x,
                             hn::Vec<D> (&columns)[kBlockLanes<T>]) {
   for (int i = 0; i < kBlockLanes<T>; ++i) {
-    T element;
-    hwy::CopyBytes<sizeof(T)>(rows[0] + x + i, &element);
-    columns[i] = hn::Set(d, element);
+    S element;
+    hwy::CopyBytes<sizeof(S)>(rows[0] + x + i, &element);
+    columns[i] = LoadWide(d, &element);
   }
 }
 template <class D, typename T = hn::TFromD<D>>
@@ -282,10 +331,10 @@ HWY_INLINE void StoreColumns(D d, hn::Vec<D> (&columns)[kBlockLanes<T>], T* cons
 }
 #else
 // Block b of the vector is rows[b * kBlockLanes][x ...].
-template <class D, typename T = hn::TFromD<D>>
-HWY_INLINE hn::Vec<D> LoadBlocks(D d, const T* const* rows, int64_t x) {
+template <class D, typename S, typename T = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> LoadBlocks(D d, const S* const* rows, int64_t x) {
   if constexpr (hn::MaxLanes(d) == size_t{kBlockLanes<T>}) {
-    return hn::LoadU(d, rows[0] + x);
+    return LoadWide(d, rows[0] + x);
   } else {
     const hn::Half<D> half;
     return hn::Combine(d, LoadBlocks(half, rows + hn::MaxLanes(half), x),
@@ -329,8 +378,8 @@ HWY_INLINE void TransposeInBlocks(D d, hn::Vec<D> (&v)[kBlockLanes<T>]) {
 
 // columns[i] = element x + i of each of the rows, one row a lane. i < kBlockLanes. Rows may be
 // unaligned.
-template <class D, typename T = hn::TFromD<D>>
-HWY_INLINE void LoadColumns(D d, const T* const* rows, int64_t x,
+template <class D, typename S, typename T = hn::TFromD<D>>
+HWY_INLINE void LoadColumns(D d, const S* const* rows, int64_t x,
                             hn::Vec<D> (&columns)[kBlockLanes<T>]) {
   for (int i = 0; i < kBlockLanes<T>; ++i) columns[i] = LoadBlocks(d, rows + i, x);
   TransposeInBlocks(d, columns);
@@ -345,28 +394,35 @@ HWY_INLINE void StoreColumns(D d, hn::Vec<D> (&columns)[kBlockLanes<T>], T* cons
 #endif
 
 // One column of rows: the end of a width that no block covers.
-template <class D, typename T = hn::TFromD<D>>
-HWY_INLINE hn::Vec<D> LoadColumn(D d, const T* const* rows, int64_t x) {
+template <class D, typename S, typename T = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> LoadColumn(D d, const S* const* rows, int64_t x) {
   HWY_ALIGN T lanes[LanesOf<T>()];
-  for (int64_t i = 0; i < LanesOf<T>(); ++i) lanes[i] = rows[i][x];
+  for (int64_t i = 0; i < LanesOf<T>(); ++i) lanes[i] = Widened(rows[i][x]);
   return hn::Load(d, lanes);
 }
 
 // Rows that will be read, in order, asked for a few cache lines at a time ahead of the reader.
 // kLocality: 3 brings them to L1, 2 to L2.
-template <typename T, int kLocality>
+template <int kLocality>
 class Prefetcher {
  public:
-  // Cache lines of so many elements.
-  static constexpr int64_t Lines(int64_t elements) { return CeilDiv(elements, kLine); }
+  // Cache lines of so many elements of T.
+  template <typename T>
+  static constexpr int64_t Lines(int64_t elements) {
+    return CeilDiv(elements * static_cast<int64_t>(sizeof(T)), kLine);
+  }
 
   // REQUIRES: at most kRanges calls.
+  template <typename T>
   void Add(const MatrixView<const T>& rows) {
-    MatrixView<const T>& range = ranges_[count_++];
-    range = rows;
+    constexpr int64_t kSize = sizeof(T);
+    Range& range = ranges_[count_++];
+    range = {reinterpret_cast<const char*>(rows.data), rows.rows, rows.columns * kSize,
+             rows.stride * kSize};
     // Rows that follow each other are one: less to keep count of.
-    if (rows.stride == rows.columns) range = {rows.data, 1, rows.rows * rows.columns, rows.stride};
-    lines_ += range.rows * Lines(range.columns);
+    if (range.stride == range.bytes)
+      range = {range.data, 1, range.rows * range.bytes, range.stride};
+    lines_ += range.rows * CeilDiv(range.bytes, kLine);
   }
   // Of what was added.
   int64_t lines() const { return lines_; }
@@ -374,7 +430,7 @@ class Prefetcher {
   HWY_INLINE void Step(int64_t lines) {
     while (lines > 0) {
       if (at_ == row_end_ && !NextRow()) return;
-      const int64_t here = std::min(lines, Lines(row_end_ - at_));
+      const int64_t here = std::min(lines, CeilDiv(row_end_ - at_, kLine));
       for (int64_t i = 0; i < here; ++i) {
         __builtin_prefetch(at_ + i * kLine, /*write=*/0, kLocality);
       }
@@ -384,37 +440,42 @@ class Prefetcher {
   }
 
  private:
+  struct Range {
+    const char* data = nullptr;
+    int64_t rows = 0;
+    int64_t bytes = 0;   // of a row
+    int64_t stride = 0;  // bytes
+  };
   static constexpr int kRanges = 2 * 3;  // keys and values of a segment's runs
-  static constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+  static constexpr int64_t kLine = 64;
 
   bool NextRow() {
-    while (range_ < count_ && (row_ >= ranges_[range_].rows || ranges_[range_].columns == 0)) {
+    while (range_ < count_ && (row_ >= ranges_[range_].rows || ranges_[range_].bytes == 0)) {
       ++range_;
       row_ = 0;
     }
     if (range_ == count_) return false;
-    at_ = ranges_[range_].Row(row_++);
-    row_end_ = at_ + ranges_[range_].columns;
+    const Range& range = ranges_[range_];
+    at_ = range.data + row_++ * range.stride;
+    row_end_ = at_ + range.bytes;
     return true;
   }
 
-  MatrixView<const T> ranges_[kRanges];
+  Range ranges_[kRanges];
   int count_ = 0;
   int64_t lines_ = 0;
   int range_ = 0;
   int64_t row_ = 0;  // the next one of the range
-  const T* at_ = nullptr;
-  const T* row_end_ = nullptr;
+  const char* at_ = nullptr;
+  const char* row_end_ = nullptr;
 };
-template <typename T>
-using PrefetcherToL1 = Prefetcher<T, 3>;
-template <typename T>
-using PrefetcherToL2 = Prefetcher<T, 2>;
+using PrefetcherToL1 = Prefetcher<3>;
+using PrefetcherToL2 = Prefetcher<2>;
 
 // Copies a block of values to [strip][key][dimension of the strip]; the last strip's missing
 // dimensions are 0. Returns whether all of them are finite, where kCheck asks; otherwise true.
-template <typename T, bool kCheck>
-HWY_INLINE bool PackValues(const MatrixView<const T>& value, T* HWY_RESTRICT packed) {
+template <bool kCheck, typename S, typename T = Wide<S>>
+HWY_INLINE bool PackValues(const MatrixView<const S>& value, T* HWY_RESTRICT packed) {
   const hn::CappedTag<T, kStrip> d;
   constexpr int kStep = static_cast<int>(hn::MaxLanes(d));
   // Strips of a cache line go together: it is read once, and each strip is written in order.
@@ -426,11 +487,11 @@ HWY_INLINE bool PackValues(const MatrixView<const T>& value, T* HWY_RESTRICT pac
   for (int64_t first = 0; first < whole; first += kTogether) {
     const int64_t strips = std::min(kTogether, whole - first);
     for (int64_t j = 0; j < value.rows; ++j) {
-      const T* const row = value.Row(j) + first * kStrip;
+      const S* const row = value.Row(j) + first * kStrip;
       T* to = packed + first * StripStride<T>() + j * kStrip;
       for (int64_t s = 0; s < strips; ++s, to += StripStride<T>()) {
         for (int i = 0; i < kStrip; i += kStep) {
-          const auto v = hn::LoadU(d, row + s * kStrip + i);
+          const auto v = LoadWide(d, row + s * kStrip + i);
           hn::Store(v, d, to + i);
           if constexpr (kCheck) check = hn::Add(check, hn::Sub(v, v));
         }
@@ -439,7 +500,7 @@ HWY_INLINE bool PackValues(const MatrixView<const T>& value, T* HWY_RESTRICT pac
   }
   for (int64_t j = 0; rest > 0 && j < value.rows; ++j) {
     T* const to = packed + whole * StripStride<T>() + j * kStrip;
-    std::copy_n(value.Row(j) + whole * kStrip, rest, to);
+    for (int64_t i = 0; i < rest; ++i) to[i] = Widened(value.Row(j)[whole * kStrip + i]);
     std::fill_n(to + rest, kStrip - rest, T{0});
     for (int i = 0; kCheck && i < kStrip; i += kStep) {
       const auto v = hn::Load(d, to + i);

@@ -56,6 +56,12 @@ HWY_INLINE hn::Vec<D> LoadWide(D d, const Float16* from) {
 #endif
 }
 
+// One element.
+template <typename S>
+HWY_INLINE Wide<S> Widened(S element) {
+  return hn::GetLane(LoadWide(hn::CappedTag<Wide<S>, 1>(), &element));
+}
+
 // Whole numbers below 2^16, one a lane.
 template <class D>
 HWY_INLINE void StoreLowerHalves(D /*du32*/, hn::Vec<D> v, uint16_t* to) {

@@ -2,7 +2,9 @@
 #ifndef ATTENDANT_CORE_HALF_H_
 #define ATTENDANT_CORE_HALF_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/tensor_view.h"
 
@@ -16,6 +18,33 @@ void Widen(const BFloat16* from, int64_t n, float* to);
 // below the least normal one as subnormals; NaN as a quiet one. Thread-safe.
 void Narrow(const float* from, int64_t n, Float16* to);
 void Narrow(const float* from, int64_t n, BFloat16* to);
+
+template <typename S>
+inline constexpr bool kIsHalf = !std::is_same_v<S, Wide<S>>;
+
+// Numbers as they are stored: rounded, or copied.
+template <typename S>
+void Store(const Wide<S>* from, int64_t n, S* to) {
+  if constexpr (kIsHalf<S>) {
+    Narrow(from, n, to);
+  } else {
+    std::copy_n(from, n, to);
+  }
+}
+
+// Rows as numbers to compute with: half precision widened into `to`, row after row; other rows
+// where they lie.
+template <typename S>
+MatrixView<const Wide<S>> WidenRows(const MatrixView<const S>& rows, Wide<S>* to) {
+  if constexpr (kIsHalf<S>) {
+    for (int64_t row = 0; row < rows.rows; ++row) {
+      Widen(rows.Row(row), rows.columns, to + row * rows.columns);
+    }
+    return {to, rows.rows, rows.columns, rows.columns};
+  } else {
+    return rows;
+  }
+}
 
 }  // namespace attendant::core
 

@@ -9,6 +9,7 @@
 #include "core/checked_math.h"
 #include "core/errors.h"
 #include "core/gemm.h"
+#include "core/half.h"
 #include "core/softmax.h"
 #include "core/tiling.h"
 
@@ -55,15 +56,61 @@ absl::Status CheckShapes(const HeadSpec& spec, int64_t heads) {
   return absl::OkStatus();
 }
 
+// Rows of a head's weights, or of x, that one product takes.
+int64_t RowsOf(const Problem& p) { return std::min(kRowBlock, p.queries); }
+
+// What one compute thread widens half precision into.
 template <typename T>
+struct WideScratch {
+  Buffer<T> x;       // (kRowBlock, d_model): rows of x, or of the output
+  Buffer<T> weight;  // (d_model, d_k or d_v), or (d_v, d_model)
+  Buffer<T> logits;  // (kRowBlock, T)
+};
+
+int64_t WideX(const HeadProblem& h) { return SaturatingProduct({RowsOf(h.attend), h.d_model}); }
+int64_t WideWeight(const HeadProblem& h) {
+  return SaturatingProduct({h.d_model, std::max(h.attend.width, h.attend.value_width)});
+}
+int64_t WideLogits(const HeadProblem& h) {
+  return h.return_intermediates ? SaturatingProduct({RowsOf(h.attend), h.attend.keys}) : 0;
+}
+
+// Tensors are stored as S.
+template <typename S>
 struct HeadJob {
+  using T = Wide<S>;
+
+  explicit HeadJob(int threads) : wide(threads) {}
+
   HeadProblem problem;
-  HeadTensors<T> tensors;
+  HeadTensors<S> tensors;
+  // Between x and the output, (B, H, T, width): the caller's where they are asked for and stored as
+  // they are computed.
+  T* query = nullptr;
+  T* key = nullptr;
+  T* value = nullptr;
+  T* context = nullptr;
+  T* weights = nullptr;  // (B, H, T, T); null where they are not asked for
+  Workspace* workspace = nullptr;
   std::vector<Buffer<T>> owned;
+  PerWorker<WideScratch<T>> wide;
 
   const Problem& attend() const { return problem.attend; }
 
-  MatrixView<const T> X(const Tiling::Block& block) const {
+  absl::StatusOr<WideScratch<T>*> GetWide(int worker) {
+    return wide.Get(worker, [&]() -> absl::StatusOr<WideScratch<T>> {
+      WideScratch<T> made;
+      if constexpr (kIsHalf<S>) {
+        absl::Status status = workspace->AllocateAll<T>({{&made.x, WideX(problem)},
+                                                         {&made.weight, WideWeight(problem)},
+                                                         {&made.logits, WideLogits(problem)}});
+        if (!status.ok()) return status;
+      }
+      return made;
+    });
+  }
+
+  MatrixView<const S> X(const Tiling::Block& block) const {
     const int64_t row = block.batch * attend().queries + block.first;
     return {tensors.x + row * problem.d_model, block.count, problem.d_model, problem.d_model};
   }
@@ -75,97 +122,158 @@ struct HeadJob {
     return {tensor + row * width, block.count, width, width};
   }
 
-  // x times the head's columns of a weight matrix.
-  absl::Status Project(const Tiling::Block& block, const T* weight, int64_t width, T* out) const {
-    const int64_t columns = attend().heads * width;
-    const MatrixView<const T> head_columns{weight + block.head * width, problem.d_model, width,
-                                           columns};
-    return Gemm(X(block), head_columns, Transpose::kNo, Rows(out, block, width),
-                /*accumulate=*/false);
+  // Where rows are computed: in what is returned, or in what is rounded to it.
+  static MatrixView<T> WideRows(const MatrixView<S>& rows, T* to) {
+    if constexpr (kIsHalf<S>) {
+      return {to, rows.rows, rows.columns, rows.columns};
+    } else {
+      return rows;
+    }
+  }
+  // Rounds them. rows: null where they are not returned.
+  static void Return(const MatrixView<T>& computed, const MatrixView<S>& rows) {
+    if (!kIsHalf<S> || rows.data == nullptr) return;
+    for (int64_t i = 0; i < rows.rows; ++i) Store(computed.Row(i), rows.columns, rows.Row(i));
+  }
+  // The same rows of a tensor that may not be returned.
+  MatrixView<S> ReturnedRows(S* tensor, const Tiling::Block& block, int64_t width) const {
+    return tensor == nullptr ? MatrixView<S>{} : Rows(tensor, block, width);
   }
 
-  absl::Status Logits(const Tiling::Block& block) const {
-    const Problem& p = attend();
-    const MatrixView<const T> key =
-        TensorView<const T>(tensors.key, Layout::kBhtd, p.heads, p.keys, p.width)
-            .Head(block.batch, block.head);
-    const MatrixView<T> logits = Rows(tensors.logits, block, p.keys);
-    absl::Status status = Gemm(Rows<const T>(tensors.query, block, p.width), key, Transpose::kYes,
-                               logits, /*accumulate=*/false);
-    for (int64_t i = 0; status.ok() && i < block.count; ++i) {
-      ScaleRow(logits.Row(i), p.keys, static_cast<T>(p.scale));
-    }
+  // x times the head's columns of a weight matrix. out: (B, H, T, width), as is returned.
+  absl::Status Project(const Tiling::Block& block, const S* weight, int64_t width, T* out,
+                       S* returned, int worker) {
+    const auto scratch = GetWide(worker);
+    if (!scratch.ok()) return scratch.status();
+    const int64_t columns = attend().heads * width;
+    const MatrixView<const S> head_columns{weight + block.head * width, problem.d_model, width,
+                                           columns};
+    const MatrixView<T> rows = Rows(out, block, width);
+    absl::Status status = Gemm(WidenRows(X(block), (*scratch)->x.data()),
+                               WidenRows(head_columns, (*scratch)->weight.data()), Transpose::kNo,
+                               rows, /*accumulate=*/false);
+    if (status.ok()) Return(rows, ReturnedRows(returned, block, width));
     return status;
   }
 
+  absl::Status Logits(const Tiling::Block& block, int worker) {
+    const auto scratch = GetWide(worker);
+    if (!scratch.ok()) return scratch.status();
+    const Problem& p = attend();
+    const MatrixView<const T> keys =
+        TensorView<const T>(key, Layout::kBhtd, p.heads, p.keys, p.width)
+            .Head(block.batch, block.head);
+    const MatrixView<S> returned = Rows(tensors.logits, block, p.keys);
+    const MatrixView<T> logits = WideRows(returned, (*scratch)->logits.data());
+    absl::Status status = Gemm(Rows<const T>(query, block, p.width), keys, Transpose::kYes, logits,
+                               /*accumulate=*/false);
+    if (!status.ok()) return status;
+    for (int64_t i = 0; i < block.count; ++i) {
+      ScaleRow(logits.Row(i), p.keys, static_cast<T>(p.scale));
+    }
+    Return(logits, returned);
+    return absl::OkStatus();
+  }
+
+  // What the attention inside left, where it is to be rounded.
+  void ReturnRest(const Tiling::Block& block) const {
+    const Problem& p = attend();
+    Return(Rows(context, block, p.value_width),
+           ReturnedRows(tensors.context, block, p.value_width));
+    if (weights == nullptr) return;
+    Return(Rows(weights, block, p.keys), ReturnedRows(tensors.weights, block, p.keys));
+  }
+
   // Sums over the heads in their order: the same bits whichever thread does it.
-  absl::Status ProjectOutput(const Tiling::Block& block) const {
+  absl::Status ProjectOutput(const Tiling::Block& block, int worker) {
+    const auto scratch = GetWide(worker);
+    if (!scratch.ok()) return scratch.status();
     const Problem& p = attend();
     const int64_t row = block.batch * p.queries + block.first;
-    const MatrixView<T> out{tensors.output + row * problem.d_model, block.count, problem.d_model,
-                            problem.d_model};
+    const MatrixView<S> returned{tensors.output + row * problem.d_model, block.count,
+                                 problem.d_model, problem.d_model};
+    const MatrixView<T> out = WideRows(returned, (*scratch)->x.data());
     // Without a context one empty product, which makes the output 0, does for all heads.
     const int64_t heads = p.value_width == 0 ? 1 : p.heads;
     for (int64_t head = 0; head < heads; ++head) {
       const Tiling::Block in_head{block.batch, head, block.batch * p.heads + head, block.first,
                                   block.count};
-      const MatrixView<const T> weight{tensors.w_o + head * p.value_width * problem.d_model,
+      const MatrixView<const S> weight{tensors.w_o + head * p.value_width * problem.d_model,
                                        p.value_width, problem.d_model, problem.d_model};
-      absl::Status status = Gemm(Rows<const T>(tensors.context, in_head, p.value_width), weight,
-                                 Transpose::kNo, out, /*accumulate=*/head > 0);
+      absl::Status status = Gemm(Rows<const T>(context, in_head, p.value_width),
+                                 WidenRows(weight, (*scratch)->weight.data()), Transpose::kNo, out,
+                                 /*accumulate=*/head > 0);
       if (!status.ok()) return status;
     }
+    Return(out, returned);
     return absl::OkStatus();
   }
 
-  // Scratch for each tensor between input and output that is not returned.
-  absl::Status AllocateMissing(Workspace& workspace) {
+  // Takes the caller's tensor, or scratch where there is none or it is stored otherwise.
+  absl::Status Provide(T*& tensor, S* callers, int64_t elements) {
+    if constexpr (!kIsHalf<S>) {
+      tensor = callers;
+      if (tensor != nullptr) return absl::OkStatus();
+    }
+    auto buffer = workspace->Allocate<T>(elements);
+    if (!buffer.ok()) return buffer.status();
+    tensor = buffer->data();
+    owned.push_back(*std::move(buffer));
+    return absl::OkStatus();
+  }
+
+  absl::Status Allocate() {
     const Problem& p = attend();
     const int64_t tokens = p.batch * p.heads * p.queries;
-    const std::pair<T**, int64_t> parts[] = {{&tensors.query, p.width},
-                                             {&tensors.key, p.width},
-                                             {&tensors.value, p.value_width},
-                                             {&tensors.context, p.value_width}};
-    for (const auto& [tensor, width] : parts) {
-      if (*tensor != nullptr) continue;
-      auto buffer = workspace.Allocate<T>(SaturatingProduct({tokens, width}));
-      if (!buffer.ok()) return buffer.status();
-      *tensor = buffer->data();
-      owned.push_back(*std::move(buffer));
+    struct Part {
+      T** tensor;
+      S* callers;
+      int64_t width;
+    };
+    const Part parts[] = {{&query, tensors.query, p.width},
+                          {&key, tensors.key, p.width},
+                          {&value, tensors.value, p.value_width},
+                          {&context, tensors.context, p.value_width}};
+    for (const Part& part : parts) {
+      absl::Status status =
+          Provide(*part.tensor, part.callers, SaturatingProduct({tokens, part.width}));
+      if (!status.ok()) return status;
     }
-    return absl::OkStatus();
+    if (tensors.weights == nullptr) return absl::OkStatus();
+    return Provide(weights, tensors.weights, SaturatingProduct({tokens, p.keys}));
   }
 
   AttendTensors<T> Attend() const {
     const Problem& p = attend();
     AttendTensors<T> inner;
-    inner.query = {tensors.query, Layout::kBhtd, p.heads, p.queries, p.width};
-    inner.key = {tensors.key, Layout::kBhtd, p.heads, p.keys, p.width};
-    inner.value = {tensors.value, Layout::kBhtd, p.heads, p.keys, p.value_width};
-    inner.output = {tensors.context, Layout::kBhtd, p.heads, p.queries, p.value_width};
-    inner.weights = tensors.weights;
+    inner.query = {query, Layout::kBhtd, p.heads, p.queries, p.width};
+    inner.key = {key, Layout::kBhtd, p.heads, p.keys, p.width};
+    inner.value = {value, Layout::kBhtd, p.heads, p.keys, p.value_width};
+    inner.output = {context, Layout::kBhtd, p.heads, p.queries, p.value_width};
+    inner.weights = weights;
     inner.mask = tensors.mask;
     return inner;
   }
 };
 
-template <typename T>
-Stage ProjectionStage(std::shared_ptr<HeadJob<T>> job, const Tiling& tiling) {
+template <typename S>
+Stage ProjectionStage(std::shared_ptr<HeadJob<S>> job, const Tiling& tiling) {
   // The three products side by side, so that a short input still occupies every thread.
   // Where no width is left there is nothing to project, however many heads divide nothing.
   const bool nothing = job->attend().width == 0 && job->attend().value_width == 0;
   return {"projections", nothing ? 0 : SaturatingProduct({3, tiling.tiles()}),
           [job, tiling](const TileContext& context) {
             const Problem& p = job->attend();
-            const HeadTensors<T>& t = job->tensors;
+            const HeadTensors<S>& t = job->tensors;
             const Tiling::Block block = tiling[context.tile / 3];
             switch (context.tile % 3) {
               case 0:
-                return job->Project(block, t.w_q, p.width, t.query);
+                return job->Project(block, t.w_q, p.width, job->query, t.query, context.worker);
               case 1:
-                return job->Project(block, t.w_k, p.width, t.key);
+                return job->Project(block, t.w_k, p.width, job->key, t.key, context.worker);
               default:
-                return job->Project(block, t.w_v, p.value_width, t.value);
+                return job->Project(block, t.w_v, p.value_width, job->value, t.value,
+                                    context.worker);
             }
           }};
 }
@@ -212,15 +320,35 @@ absl::StatusOr<HeadProblem> MakeHeadProblem(const HeadSpec& spec) {
   return head;
 }
 
-template <typename T>
+int64_t HeadWorkspaceBytes(const HeadProblem& h, int threads) {
+  const Problem& p = h.attend;
+  const bool half = WideOf(p.dtype) != p.dtype;
+  const int64_t tokens = SaturatingProduct({p.batch, p.heads, p.queries});
+  const int64_t widths = SaturatingSum({p.width, p.width, p.value_width, p.value_width});
+  const bool between = half || !h.return_intermediates;
+  const int64_t weights = half && h.return_intermediates ? p.keys : 0;
+  const int64_t scratch =
+      half ? SaturatingSum({WideX(h), WideWeight(h), WideLogits(h)}) : int64_t{0};
+  return SaturatingProduct(
+      {SizeOf(WideOf(p.dtype)),
+       SaturatingSum({between ? SaturatingProduct({tokens, widths}) : int64_t{0},
+                      SaturatingProduct({tokens, weights}),
+                      SaturatingProduct({threads, scratch})})});
+}
+
+template <typename S>
 absl::StatusOr<std::vector<Stage>> HeadStages(const HeadProblem& problem,
-                                              const HeadTensors<T>& tensors,
+                                              const HeadTensors<S>& tensors,
                                               const Resources& resources) {
-  auto job = std::make_shared<HeadJob<T>>();
+  auto job = std::make_shared<HeadJob<S>>(resources.threads);
   job->problem = problem;
   job->tensors = tensors;
-  if (absl::Status status = job->AllocateMissing(*resources.workspace); !status.ok()) return status;
-  auto attend = AttendStages<T>(problem.attend, job->Attend(), resources);
+  job->workspace = resources.workspace;
+  if (absl::Status status = job->Allocate(); !status.ok()) return status;
+  // Inside, numbers are as they are computed.
+  Problem inner = problem.attend;
+  inner.dtype = WideOf(inner.dtype);
+  auto attend = AttendStages<Wide<S>>(inner, job->Attend(), resources);
   if (!attend.ok()) return attend.status();
 
   const Tiling heads(problem.attend, problem.attend.queries, kRowBlock);
@@ -231,13 +359,19 @@ absl::StatusOr<std::vector<Stage>> HeadStages(const HeadProblem& problem,
   stages.push_back(ProjectionStage(job, heads));
   if (tensors.logits != nullptr) {
     stages.push_back({"logits", heads.tiles(), [job, heads](const TileContext& context) {
-                        return job->Logits(heads[context.tile]);
+                        return job->Logits(heads[context.tile], context.worker);
                       }});
   }
   std::move(attend->begin(), attend->end(), std::back_inserter(stages));
+  if (kIsHalf<S> && problem.return_intermediates) {
+    stages.push_back({"rounding", heads.tiles(), [job, heads](const TileContext& context) {
+                        job->ReturnRest(heads[context.tile]);
+                        return absl::OkStatus();
+                      }});
+  }
   stages.push_back(
       {"output_projection", batches.tiles(), [job, batches](const TileContext& context) {
-         return job->ProjectOutput(batches[context.tile]);
+         return job->ProjectOutput(batches[context.tile], context.worker);
        }});
   return stages;
 }
@@ -246,6 +380,12 @@ template absl::StatusOr<std::vector<Stage>> HeadStages(const HeadProblem&,
                                                        const HeadTensors<float>&, const Resources&);
 template absl::StatusOr<std::vector<Stage>> HeadStages(const HeadProblem&,
                                                        const HeadTensors<double>&,
+                                                       const Resources&);
+template absl::StatusOr<std::vector<Stage>> HeadStages(const HeadProblem&,
+                                                       const HeadTensors<Float16>&,
+                                                       const Resources&);
+template absl::StatusOr<std::vector<Stage>> HeadStages(const HeadProblem&,
+                                                       const HeadTensors<BFloat16>&,
                                                        const Resources&);
 
 }  // namespace attendant::core

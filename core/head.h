@@ -37,32 +37,37 @@ struct HeadProblem {
   bool return_intermediates = false;
 };
 
-// Returns INVALID_ARGUMENT or UNIMPLEMENTED naming the field, as MakeProblem does.
+// Returns INVALID_ARGUMENT naming the field, as MakeProblem does.
 absl::StatusOr<HeadProblem> MakeHeadProblem(const HeadSpec& spec);
 
-// Memory of one problem, row-major; owned by the caller, who keeps it until the job is done.
-template <typename T>
+// Memory of one problem, row-major, its numbers stored as S: float, double, Float16 or BFloat16.
+// Owned by the caller, who keeps it until the job is done.
+template <typename S>
 struct HeadTensors {
-  const T* x = nullptr;
-  const T* w_q = nullptr;
-  const T* w_k = nullptr;
-  const T* w_v = nullptr;
-  const T* w_o = nullptr;
+  const S* x = nullptr;
+  const S* w_q = nullptr;
+  const S* w_k = nullptr;
+  const S* w_v = nullptr;
+  const S* w_o = nullptr;
   const void* mask = nullptr;  // as the problem's mask says, or null
-  T* output = nullptr;         // (B, T, d_model)
+  S* output = nullptr;         // (B, T, d_model)
   // All of them where intermediates are returned, else all null.
-  T* query = nullptr;    // (B, H, T, d_k)
-  T* key = nullptr;      // (B, H, T, d_k)
-  T* value = nullptr;    // (B, H, T, d_v)
-  T* logits = nullptr;   // (B, H, T, T), scaled
-  T* weights = nullptr;  // (B, H, T, T)
-  T* context = nullptr;  // (B, H, T, d_v)
+  S* query = nullptr;    // (B, H, T, d_k)
+  S* key = nullptr;      // (B, H, T, d_k)
+  S* value = nullptr;    // (B, H, T, d_v)
+  S* logits = nullptr;   // (B, H, T, T), scaled
+  S* weights = nullptr;  // (B, H, T, T)
+  S* context = nullptr;  // (B, H, T, d_v)
 };
 
-// Returns RESOURCE_EXHAUSTED where the workspace does not suffice. T is float or double.
-template <typename T>
+// Bytes of workspace beside those of the attention inside.
+int64_t HeadWorkspaceBytes(const HeadProblem& problem, int threads);
+
+// Half precision is widened block by block, and what stands between x and the output is not rounded
+// but where it is returned. Returns RESOURCE_EXHAUSTED where the workspace does not suffice.
+template <typename S>
 absl::StatusOr<std::vector<Stage>> HeadStages(const HeadProblem& problem,
-                                              const HeadTensors<T>& tensors,
+                                              const HeadTensors<S>& tensors,
                                               const Resources& resources);
 
 }  // namespace attendant::core

@@ -295,8 +295,9 @@ int64_t Problem::VisiblePairs(int64_t batch_index) const {
 
 absl::Status CheckTensor(absl::string_view name, const TensorSpec& spec, int64_t rank) {
   if (spec.dtype == DType::kUnspecified || spec.dtype == DType::kBool) {
-    return InvalidField(absl::StrCat(name, ".dtype"),
-                        absl::StrCat("is ", NameOf(spec.dtype), ", must be FLOAT32 or FLOAT64"));
+    return InvalidField(
+        absl::StrCat(name, ".dtype"),
+        absl::StrCat("is ", NameOf(spec.dtype), ", must be FLOAT32, FLOAT64, FLOAT16 or BFLOAT16"));
   }
   const auto shape = [&] { return absl::StrCat("(", absl::StrJoin(spec.shape, ", "), ")"); };
   if (static_cast<int64_t>(spec.shape.size()) != rank) {
@@ -322,12 +323,6 @@ absl::Status CheckTensor(absl::string_view name, const TensorSpec& spec, int64_t
           At(name, static_cast<int>(axis)),
           absl::StrCat("is ", spec.shape[axis], ", must be at most ", kLargestSize));
     }
-  }
-  if (spec.dtype == DType::kFloat16 || spec.dtype == DType::kBFloat16) {
-    return UnsupportedField(
-        absl::StrCat(name, ".dtype"),
-        absl::StrCat(NameOf(spec.dtype),
-                     " is not served by this version; send FLOAT32 or FLOAT64"));
   }
   return absl::OkStatus();
 }

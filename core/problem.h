@@ -134,7 +134,7 @@ struct Problem {
 
 // Checks one tensor's sizes. Returns INVALID_ARGUMENT naming `name`.shape[i] where a size is
 // negative, `name`.shape where the rank is not `rank` or the bytes overflow int64_t, `name`.dtype
-// where it is not a floating type; UNIMPLEMENTED for FLOAT16 and BFLOAT16.
+// where it is not a floating type.
 absl::Status CheckTensor(absl::string_view name, const TensorSpec& spec, int64_t rank);
 
 // Returns INVALID_ARGUMENT naming `field` where `actual` is not `expected`. what: the rule, such as
@@ -147,12 +147,11 @@ absl::Status CheckSameDType(absl::string_view name, DType actual, absl::string_v
                             DType expected);
 
 // Checks the options alone, and puts them into `problem`, whose sizes are set. Returns
-// INVALID_ARGUMENT or UNIMPLEMENTED naming options.*.
+// INVALID_ARGUMENT naming options.*.
 absl::Status ApplyOptions(const AttendOptions& options, Problem& problem);
 
 // query (B, H, Tq, D), key (B, Hkv, Tk, D), value (B, Hkv, Tk, Dv), each in options.layout.
-// Returns INVALID_ARGUMENT naming the field, with what it holds and what would be right;
-// UNIMPLEMENTED naming an option or dtype that this version does not serve.
+// Returns INVALID_ARGUMENT naming the field, with what it holds and what would be right.
 absl::StatusOr<Problem> MakeProblem(const TensorSpec& query, const TensorSpec& key,
                                     const TensorSpec& value, const AttendOptions& options);
 

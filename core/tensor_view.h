@@ -3,6 +3,7 @@
 #define ATTENDANT_CORE_TENSOR_VIEW_H_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "absl/strings/string_view.h"
 
@@ -55,6 +56,13 @@ struct BFloat16 {
   uint16_t bits = 0;
 };
 
+// What numbers stored as S are computed in.
+template <typename S>
+using Wide = std::conditional_t<std::is_same_v<S, double>, double, float>;
+constexpr DType WideOf(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
+}
+
 template <typename T>
 constexpr DType DTypeOf();
 template <>
@@ -73,6 +81,22 @@ constexpr DType DTypeOf<Float16>() {
 template <>
 constexpr DType DTypeOf<BFloat16>() {
   return DType::kBFloat16;
+}
+
+// Calls function.template operator()<S>() for the type that numbers of `dtype` are stored as.
+// REQUIRES: it is a floating type.
+template <typename Function>
+auto WithStored(DType dtype, const Function& function) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return function.template operator()<double>();
+    case DType::kFloat16:
+      return function.template operator()<Float16>();
+    case DType::kBFloat16:
+      return function.template operator()<BFloat16>();
+    default:
+      return function.template operator()<float>();
+  }
 }
 
 // Order of the axes of a (batch, heads, tokens, width) tensor in memory.

@@ -48,7 +48,7 @@ class UnservedStream final
 
 int64_t ExplicitBytes(core::Problem problem) {
   problem.return_weights = false;
-  return core::ExplicitWorkspaceBytes(problem);
+  return core::ExplicitWorkspaceBytes(problem, /*threads=*/0);
 }
 
 Work WorkOf(const core::Problem& problem, std::vector<core::Stage> stages, int64_t flops,
@@ -205,11 +205,9 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
     absl::Status fits = CheckResponseBytes(core::ResponseBytes(*problem));
     if (!fits.ok()) return fits;
     const core::Resources resources{&workspace, scheduler_.threads(), limits_.kernel};
-    auto stages = problem->dtype == core::DType::kFloat32
-                      ? core::AttendStages(*problem, TensorsOf<float>(*problem, *request, response),
-                                           resources)
-                      : core::AttendStages(
-                            *problem, TensorsOf<double>(*problem, *request, response), resources);
+    auto stages = core::WithStored(problem->dtype, [&]<typename S>() {
+      return core::AttendStages(*problem, TensorsOf<S>(*problem, *request, response), resources);
+    });
     if (!stages.ok()) return stages.status();
     return WorkOf(*problem, *std::move(stages), core::ProductFlops(*problem),
                   response->mutable_stats());
@@ -225,11 +223,9 @@ grpc::ServerUnaryReactor* AttentionService::Head(grpc::CallbackServerContext* co
     absl::Status fits = CheckResponseBytes(core::ResponseBytes(*problem));
     if (!fits.ok()) return fits;
     const core::Resources resources{&workspace, scheduler_.threads(), limits_.kernel};
-    auto stages =
-        problem->attend.dtype == core::DType::kFloat32
-            ? core::HeadStages(*problem, TensorsOf<float>(*problem, *request, response), resources)
-            : core::HeadStages(*problem, TensorsOf<double>(*problem, *request, response),
-                               resources);
+    auto stages = core::WithStored(problem->attend.dtype, [&]<typename S>() {
+      return core::HeadStages(*problem, TensorsOf<S>(*problem, *request, response), resources);
+    });
     if (!stages.ok()) return stages.status();
     return WorkOf(problem->attend, *std::move(stages), core::ProductFlops(*problem),
                   response->mutable_stats());

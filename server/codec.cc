@@ -213,31 +213,32 @@ void MakeTensor(core::DType dtype, const std::vector<int64_t>& shape, v1::Tensor
   tensor->mutable_data()->resize(static_cast<size_t>(bytes));
 }
 
-template <typename T>
-core::AttendTensors<T> TensorsOf(const core::Problem& p, const v1::AttendRequest& request,
+template <typename S>
+core::AttendTensors<S> TensorsOf(const core::Problem& p, const v1::AttendRequest& request,
                                  v1::AttendResponse* response) {
   std::vector<int64_t> output_shape = {p.batch, p.heads, p.queries, p.value_width};
   if (p.layout == core::Layout::kBthd) std::swap(output_shape[1], output_shape[2]);
   MakeTensor(p.dtype, output_shape, response->mutable_output());
-  core::AttendTensors<T> t;
-  t.query = {Elements<T>(request.query()), p.layout, p.heads, p.queries, p.width};
-  t.key = {Elements<T>(request.key()), p.layout, p.kv_heads, p.keys, p.width};
-  t.value = {Elements<T>(request.value()), p.layout, p.kv_heads, p.keys, p.value_width};
+  core::AttendTensors<S> t;
+  t.query = {Elements<S>(request.query()), p.layout, p.heads, p.queries, p.width};
+  t.key = {Elements<S>(request.key()), p.layout, p.kv_heads, p.keys, p.width};
+  t.value = {Elements<S>(request.value()), p.layout, p.kv_heads, p.keys, p.value_width};
   t.mask = MaskOf(request.options());
-  t.output = {MutableElements<T>(response->mutable_output()), p.layout, p.heads, p.queries,
+  t.output = {MutableElements<S>(response->mutable_output()), p.layout, p.heads, p.queries,
               p.value_width};
-  const auto make = [&](const std::vector<int64_t>& shape, v1::Tensor* tensor) {
-    MakeTensor(p.dtype, shape, tensor);
-    return MutableElements<T>(tensor);
+  const auto make_wide = [&](const std::vector<int64_t>& shape, v1::Tensor* tensor) {
+    MakeTensor(core::WideOf(p.dtype), shape, tensor);
+    return MutableElements<core::Wide<S>>(tensor);
   };
   if (p.return_weights) {
-    t.weights = make({p.batch, p.heads, p.queries, p.keys}, response->mutable_weights());
+    MakeTensor(p.dtype, {p.batch, p.heads, p.queries, p.keys}, response->mutable_weights());
+    t.weights = MutableElements<S>(response->mutable_weights());
   }
   if (p.return_logsumexp) {
-    t.logsumexp = make({p.batch, p.heads, p.queries}, response->mutable_logsumexp());
+    t.logsumexp = make_wide({p.batch, p.heads, p.queries}, response->mutable_logsumexp());
   }
   if (p.return_key_sums) {
-    t.key_sums = make({p.batch, p.heads, p.keys}, response->mutable_key_sums());
+    t.key_sums = make_wide({p.batch, p.heads, p.keys}, response->mutable_key_sums());
   }
   return t;
 }
@@ -273,12 +274,22 @@ core::HeadTensors<T> TensorsOf(const core::HeadProblem& head, const v1::HeadRequ
 
 template core::AttendTensors<float> TensorsOf(const core::Problem&, const v1::AttendRequest&,
                                               v1::AttendResponse*);
-template core::AttendTensors<double> TensorsOf(const core::Problem&, const v1::AttendRequest&,
-                                               v1::AttendResponse*);
 template core::HeadTensors<float> TensorsOf(const core::HeadProblem&, const v1::HeadRequest&,
                                             v1::HeadResponse*);
+template core::AttendTensors<double> TensorsOf(const core::Problem&, const v1::AttendRequest&,
+                                               v1::AttendResponse*);
 template core::HeadTensors<double> TensorsOf(const core::HeadProblem&, const v1::HeadRequest&,
                                              v1::HeadResponse*);
+template core::AttendTensors<core::Float16> TensorsOf(const core::Problem&,
+                                                      const v1::AttendRequest&,
+                                                      v1::AttendResponse*);
+template core::HeadTensors<core::Float16> TensorsOf(const core::HeadProblem&,
+                                                    const v1::HeadRequest&, v1::HeadResponse*);
+template core::AttendTensors<core::BFloat16> TensorsOf(const core::Problem&,
+                                                       const v1::AttendRequest&,
+                                                       v1::AttendResponse*);
+template core::HeadTensors<core::BFloat16> TensorsOf(const core::HeadProblem&,
+                                                     const v1::HeadRequest&, v1::HeadResponse*);
 
 v1::Path PathOf(core::Path path) {
   return path == core::Path::kExplicit ? v1::PATH_EXPLICIT : v1::PATH_CHUNKED;

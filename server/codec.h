@@ -46,11 +46,11 @@ T* MutableElements(v1::Tensor* tensor) {
 }
 
 // The request's tensors and the response's, which are made here: valid as long as both messages.
-template <typename T>
-core::AttendTensors<T> TensorsOf(const core::Problem& problem, const v1::AttendRequest& request,
+template <typename S>
+core::AttendTensors<S> TensorsOf(const core::Problem& problem, const v1::AttendRequest& request,
                                  v1::AttendResponse* response);
-template <typename T>
-core::HeadTensors<T> TensorsOf(const core::HeadProblem& problem, const v1::HeadRequest& request,
+template <typename S>
+core::HeadTensors<S> TensorsOf(const core::HeadProblem& problem, const v1::HeadRequest& request,
                                v1::HeadResponse* response);
 
 // PATH_EXPLICIT or PATH_CHUNKED.

@@ -326,7 +326,7 @@ TEST(CostTest, AHeadHoldsItsProjectionsUnlessTheyAreReturned) {
 
 TEST(CostTest, WorkspaceIsWhatThePathsSay) {
   EXPECT_EQ(CostOf(SmallProblem(Path::kExplicit), 3).workspace_bytes,
-            ExplicitWorkspaceBytes(SmallProblem(Path::kExplicit)));
+            ExplicitWorkspaceBytes(SmallProblem(Path::kExplicit), 3));
   // Few queries, and many; within one segment of keys, and beyond.
   for (const int64_t queries : {3, 300}) {
     for (const int64_t keys : {5, 10'000}) {

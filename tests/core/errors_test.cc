@@ -16,15 +16,6 @@ TEST(ErrorsTest, InvalidFieldCarriesTheFieldAndSaysIt) {
   EXPECT_EQ(DescriptionOf(status), "is 3, must be 4");
 }
 
-TEST(ErrorsTest, UnsupportedFieldCarriesTheFieldAndSaysIt) {
-  const absl::Status status = UnsupportedField("options.mask", "is not served");
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(status.message(), "options.mask: is not served");
-  EXPECT_EQ(FieldOf(status), "options.mask");
-  EXPECT_EQ(LimitOf(status), std::nullopt);
-  EXPECT_EQ(DescriptionOf(status), "is not served");
-}
-
 TEST(ErrorsTest, OverLimitCarriesTheLimitAndSaysIt) {
   const absl::Status status = OverLimit("workspace_bytes", "needs 2, 1 allowed");
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);

@@ -75,7 +75,9 @@ struct FusedRun {
       }
       for (int64_t i = 0; i < group.count; ++i) {
         const int64_t h = (row + i) / p.queries;
+        std::vector<T> total(static_cast<size_t>(p.value_width));
         FusedRowResult<T> to;
+        to.total = total.data();
         to.output = tensors.output.Head(h / p.heads, h % p.heads).Row(group.index[i]);
         to.problem = &p;
         to.head = h % p.heads;

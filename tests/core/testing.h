@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/attend.h"
+#include "core/half.h"
 #include "core/mask.h"
 #include "core/problem.h"
 #include "core/scheduler.h"
@@ -98,6 +99,29 @@ std::vector<T> RandomVector(int64_t count, std::mt19937& rng, double spread = 1)
   return numbers;
 }
 
+// Numbers as they are stored, and what was stored as numbers.
+template <typename S>
+std::vector<S> Stored(const std::vector<Wide<S>>& numbers) {
+  std::vector<S> stored(numbers.size());
+  Store(numbers.data(), static_cast<int64_t>(numbers.size()), stored.data());
+  return stored;
+}
+template <typename S>
+std::vector<Wide<S>> Widened(const std::vector<S>& stored) {
+  if constexpr (kIsHalf<S>) {
+    std::vector<float> wide(stored.size());
+    Widen(stored.data(), static_cast<int64_t>(stored.size()), wide.data());
+    return wide;
+  } else {
+    return stored;
+  }
+}
+template <typename S>
+std::vector<double> ToDouble(const std::vector<S>& stored) {
+  const std::vector<Wide<S>> numbers = Widened(stored);
+  return {numbers.begin(), numbers.end()};
+}
+
 template <typename T>
 struct Inputs {
   std::vector<T> query;
@@ -114,18 +138,19 @@ std::vector<unsigned char> MaskBytes(const std::vector<T>& elements) {
   return bytes;
 }
 
-template <typename T>
+template <typename S>
 std::vector<double> MaskNumbers(const std::vector<unsigned char>& bytes) {
-  std::vector<T> elements(bytes.size() / sizeof(T));
+  std::vector<S> elements(bytes.size() / sizeof(S));
   if (!bytes.empty()) std::memcpy(elements.data(), bytes.data(), bytes.size());
-  return {elements.begin(), elements.end()};
+  return ToDouble(elements);
 }
 
 // What is added, as a mask of that dtype; -infinity hides.
 inline std::vector<unsigned char> MaskOf(DType dtype, const std::vector<double>& numbers) {
-  if (dtype == DType::kFloat64) return MaskBytes(numbers);
-  if (dtype == DType::kFloat32) {
-    return MaskBytes(std::vector<float>(numbers.begin(), numbers.end()));
+  if (dtype != DType::kBool) {
+    return WithStored(dtype, [&]<typename S>() {
+      return MaskBytes(Stored<S>(std::vector<Wide<S>>(numbers.begin(), numbers.end())));
+    });
   }
   std::vector<unsigned char> flags;
   for (const double number : numbers) flags.push_back(std::isinf(number) ? 0 : 1);
@@ -134,13 +159,8 @@ inline std::vector<unsigned char> MaskOf(DType dtype, const std::vector<double>&
 
 inline std::vector<double> MaskNumbers(const Problem& p, const std::vector<unsigned char>& bytes) {
   if (!p.mask.has_value()) return {};
-  switch (p.mask->dtype) {
-    case DType::kFloat32:
-      return MaskNumbers<float>(bytes);
-    case DType::kFloat64:
-      return MaskNumbers<double>(bytes);
-    default:
-      break;
+  if (p.mask->dtype != DType::kBool) {
+    return WithStored(p.mask->dtype, [&]<typename S>() { return MaskNumbers<S>(bytes); });
   }
   std::vector<double> numbers;
   for (const unsigned char seen : bytes) {
@@ -172,33 +192,36 @@ inline std::vector<unsigned char> RandomMask(const TensorSpec& spec, uint32_t se
   return MaskOf(spec.dtype, numbers);
 }
 
-template <typename T>
-Inputs<T> RandomInputs(const Problem& p, uint32_t seed) {
+template <typename S>
+Inputs<S> RandomInputs(const Problem& p, uint32_t seed) {
   std::mt19937 rng(seed);
-  return {RandomVector<T>(p.batch * p.heads * p.queries * p.width, rng),
-          RandomVector<T>(p.batch * p.kv_heads * p.keys * p.width, rng),
-          RandomVector<T>(p.batch * p.kv_heads * p.keys * p.value_width, rng)};
+  const auto tensor = [&](int64_t count) { return Stored<S>(RandomVector<Wide<S>>(count, rng)); };
+  Inputs<S> inputs;
+  inputs.query = tensor(p.batch * p.heads * p.queries * p.width);
+  inputs.key = tensor(p.batch * p.kv_heads * p.keys * p.width);
+  inputs.value = tensor(p.batch * p.kv_heads * p.keys * p.value_width);
+  return inputs;
 }
 
 // What no result holds: it shows an element that was not written.
 inline constexpr int kUnwritten = -7777;
 
 // `count` elements; data() is not null, whatever the count is.
-template <typename T>
-std::vector<T> Unwritten(int64_t count) {
-  std::vector<T> numbers;
+template <typename S>
+std::vector<S> Unwritten(int64_t count) {
+  std::vector<S> numbers;
   numbers.reserve(std::max<int64_t>(count, 1));
-  numbers.resize(count, T{kUnwritten});
+  numbers.resize(count, Stored<S>({Wide<S>{kUnwritten}})[0]);
   return numbers;
 }
 
 // Tensors that are not returned are empty.
-template <typename T>
+template <typename S>
 struct Results {
-  std::vector<T> output;
-  std::vector<T> weights;
-  std::vector<T> logsumexp;
-  std::vector<T> key_sums;
+  std::vector<S> output;
+  std::vector<S> weights;
+  std::vector<Wide<S>> logsumexp;
+  std::vector<Wide<S>> key_sums;
   int64_t peak_workspace_bytes = 0;
 };
 
@@ -209,8 +232,8 @@ struct Memory {
     results.output = Unwritten<T>(p.batch * p.heads * p.queries * p.value_width);
     const auto rows = p.batch * p.heads * p.queries;
     if (p.return_weights) results.weights = Unwritten<T>(rows * p.keys);
-    if (p.return_logsumexp) results.logsumexp = Unwritten<T>(rows);
-    if (p.return_key_sums) results.key_sums = Unwritten<T>(p.batch * p.heads * p.keys);
+    if (p.return_logsumexp) results.logsumexp = Unwritten<Wide<T>>(rows);
+    if (p.return_key_sums) results.key_sums = Unwritten<Wide<T>>(p.batch * p.heads * p.keys);
   }
 
   AttendTensors<T> Tensors() {
@@ -250,11 +273,6 @@ Results<T> Compute(const Problem& problem, const Inputs<T>& inputs, Scheduler& s
   return std::move(memory.results);
 }
 
-template <typename T>
-std::vector<double> ToDouble(const std::vector<T>& numbers) {
-  return {numbers.begin(), numbers.end()};
-}
-
 // The oracle on the inputs as T holds them.
 template <typename T>
 OracleResult OracleOf(const Problem& problem, const Inputs<T>& inputs) {
@@ -280,13 +298,14 @@ struct Magnitudes {
 };
 
 // The largest Euclidean norm of a row of `width` numbers.
-template <typename T>
-double LargestNorm(const std::vector<T>& rows, int64_t width) {
+template <typename S>
+double LargestNorm(const std::vector<S>& stored, int64_t width) {
+  const std::vector<double> rows = ToDouble(stored);
   double largest = 0;
   for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(width)) {
     double squares = 0;
     for (int64_t d = 0; d < width; ++d) {
-      const double x = static_cast<double>(rows[begin + static_cast<size_t>(d)]);
+      const double x = rows[begin + static_cast<size_t>(d)];
       if (std::isfinite(x)) squares += x * x;
     }
     largest = std::max(largest, squares);
@@ -337,8 +356,11 @@ constexpr double UnitRoundoff() {
 //              most S + ln Tk, in base 2 and again in base e.
 //   tiny       the fused kernel's reference is up to 33 above the maximum in base 2: weights below
 //              2^-92 (float), 2^-988 (double) of the largest may be 0.
-template <typename T>
+//   rounding   half precision: the output and the weights are rounded once more, by half a unit of
+//              their last place, or half the smallest subnormal number.
+template <typename S>
 Tolerance ToleranceOf(const Problem& p, const Magnitudes& magnitudes) {
+  using T = Wide<S>;
   const double u = UnitRoundoff<T>();
   const double score = (SumError(p.width, u) + (p.softcap == 0 ? 4 : 12) * u) * magnitudes.score;
   const double sum =
@@ -352,21 +374,30 @@ Tolerance ToleranceOf(const Problem& p, const Magnitudes& magnitudes) {
       2 * u * (magnitudes.score + std::log(static_cast<double>(std::max<int64_t>(p.keys, 1))));
   tolerance.tiny = 4 * (sizeof(T) == 4 ? 0x1p-92 : 0x1p-988) *
                    static_cast<double>(std::max<int64_t>(p.queries, 1));
+  if constexpr (kIsHalf<S>) {
+    const bool brain = std::is_same_v<S, BFloat16>;
+    const double rounding = brain ? 0x1p-8 : 0x1p-11;
+    tolerance.weight += rounding;
+    const double subnormal = brain ? 0x1p-134 : 0x1p-25;
+    tolerance.output += rounding * magnitudes.value + subnormal;
+    tolerance.tiny += subnormal;
+  }
   return tolerance;
 }
 
 // True where every element is within absolute + relative * |expected|; NaN is near NaN alone, an
 // infinity near itself.
-template <typename T>
-::testing::AssertionResult Near(const std::vector<T>& actual, const std::vector<double>& expected,
+template <typename S>
+::testing::AssertionResult Near(const std::vector<S>& stored, const std::vector<double>& expected,
                                 double absolute, double relative = 0) {
+  const std::vector<double> actual = ToDouble(stored);
   if (actual.size() != expected.size()) {
     return ::testing::AssertionFailure() << actual.size() << " elements, not " << expected.size();
   }
   int64_t bad = 0;
   size_t first = 0;
   for (size_t i = 0; i < actual.size(); ++i) {
-    const double a = static_cast<double>(actual[i]);
+    const double a = actual[i];
     const double e = expected[i];
     const bool near = std::isnan(e)   ? std::isnan(a)
                       : std::isinf(e) ? a == e
@@ -378,8 +409,8 @@ template <typename T>
   return ::testing::AssertionFailure()
          << bad << " of " << actual.size() << " elements, first [" << first
          << "]: " << absl::StrCat(actual[first]) << ", expected " << absl::StrCat(expected[first])
-         << ", apart " << std::abs(static_cast<double>(actual[first]) - expected[first])
-         << ", allowed " << absolute + relative * std::abs(expected[first]);
+         << ", apart " << std::abs(actual[first] - expected[first]) << ", allowed "
+         << absolute + relative * std::abs(expected[first]);
 }
 
 template <typename T>
@@ -395,8 +426,9 @@ template <typename T>
   }
   if (different == 0) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure()
-         << different << " of " << a.size() << " differ, first [" << first << "]: " << a[first]
-         << " and " << b[first] << ", apart " << a[first] - b[first];
+         << different << " of " << a.size() << " differ, first [" << first
+         << "]: " << ToDouble(a)[first] << " and " << ToDouble(b)[first] << ", apart "
+         << ToDouble(a)[first] - ToDouble(b)[first];
 }
 
 template <typename T>
@@ -411,14 +443,15 @@ void ExpectSameBits(const Results<T>& a, const Results<T>& b) {
 template <typename T>
 ::testing::AssertionResult HiddenWeightsAreZero(const Problem& p, const std::vector<T>& weights,
                                                 const std::vector<unsigned char>& mask = {}) {
+  const std::vector<double> numbers = ToDouble(weights);
   for (int64_t row = 0; row < p.batch * p.heads * p.queries; ++row) {
     const int64_t batch = row / (p.heads * p.queries);
-    const HeadMask<T> head_mask(p, mask.data(), batch, row / p.queries % p.heads);
+    const HeadMask<Wide<T>> head_mask(p, mask.data(), batch, row / p.queries % p.heads);
     for (int64_t j = 0; j < p.keys; ++j) {
       if (OracleSees(p, batch, row % p.queries, j) && !head_mask.Hides(row % p.queries, j)) {
         continue;
       }
-      const T weight = weights[static_cast<size_t>(row * p.keys + j)];
+      const double weight = numbers[static_cast<size_t>(row * p.keys + j)];
       if (weight != 0) {
         return ::testing::AssertionFailure()
                << "row " << row << " gives key " << j << " the weight " << weight;

@@ -65,6 +65,24 @@ class AttentionServiceTest : public testing::Test {
   std::unique_ptr<v1::Attention::Stub> stub_;
 };
 
+TEST_F(AttentionServiceTest, AttendTakesHalfPrecision) {
+  // The mean of 1 and 3.
+  const std::tuple<v1::DataType, uint16_t, uint16_t, uint16_t> types[] = {
+      {v1::DATA_TYPE_FLOAT16, 0x3c00, 0x4200, 0x4000},
+      {v1::DATA_TYPE_BFLOAT16, 0x3f80, 0x4040, 0x4000}};
+  for (const auto& [dtype, one, three, two] : types) {
+    v1::AttendRequest request;
+    SetTensor<uint16_t>(dtype, {1, 1, 1, 1}, {0}, request.mutable_query());
+    SetTensor<uint16_t>(dtype, {1, 1, 2, 1}, {one, three}, request.mutable_key());
+    SetTensor<uint16_t>(dtype, {1, 1, 2, 1}, {one, three}, request.mutable_value());
+    v1::AttendResponse response;
+    const grpc::Status status = Attend(request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(response.output().dtype(), dtype);
+    EXPECT_THAT(ValuesOf<uint16_t>(response.output()), ElementsAre(two));
+  }
+}
+
 TEST_F(AttentionServiceTest, AttendTakesAMask) {
   v1::AttendRequest request = MeanRequest();
   v1::Tensor& mask = *request.mutable_options()->mutable_mask();

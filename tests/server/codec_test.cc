@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/cost.h"
 #include "core/errors.h"
 #include "tests/server/testing.h"
 
@@ -139,6 +140,31 @@ TEST(CodecTest, ResponsesAreMadeToMeasureInTheRequestsLayout) {
   EXPECT_EQ(static_cast<const void*>(tensors.weights), response.weights().data().data());
   // One head's tokens lie heads * width elements apart.
   EXPECT_EQ(tensors.output.Head(0, 1).stride, 20);
+}
+
+TEST(CodecTest, WhatIsSummedOverHalvesIsReturnedAsFloats) {
+  v1::AttendRequest request;
+  for (v1::Tensor* tensor :
+       {request.mutable_query(), request.mutable_key(), request.mutable_value()}) {
+    tensor->set_dtype(v1::DATA_TYPE_BFLOAT16);
+    for (const int64_t size : {1, 1, 2, 3}) tensor->add_shape(size);
+    tensor->mutable_data()->resize(2 * 3 * 2);
+  }
+  request.mutable_options()->set_return_weights(true);
+  request.mutable_options()->set_return_logsumexp(true);
+  request.mutable_options()->set_return_key_sums(true);
+  const auto problem = ProblemOf(request);
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  v1::AttendResponse response;
+  TensorsOf<core::BFloat16>(*problem, request, &response);
+  EXPECT_EQ(response.output().dtype(), v1::DATA_TYPE_BFLOAT16);
+  EXPECT_EQ(response.output().data().size(), 2 * 3 * 2);
+  EXPECT_EQ(response.weights().dtype(), v1::DATA_TYPE_BFLOAT16);
+  EXPECT_EQ(response.logsumexp().dtype(), v1::DATA_TYPE_FLOAT32);
+  EXPECT_EQ(response.logsumexp().data().size(), 2 * 4);
+  EXPECT_EQ(response.key_sums().dtype(), v1::DATA_TYPE_FLOAT32);
+  EXPECT_EQ(response.key_sums().data().size(), 2 * 4);
+  EXPECT_EQ(core::ResponseBytes(*problem), (2 * 3 + 2 * 2) * 2 + (2 + 2) * 4);
 }
 
 TEST(CodecTest, HeadResponsesHoldTheIntermediatesOnRequestOnly) {
