@@ -58,21 +58,21 @@ HWY_INLINE void RowScores(const T* const* queries, const S* const* keys, int64_t
                           T* const* scores, bool ahead, PrefetcherToL1& next) {
   const Tag<T> d;
   constexpr int64_t kLanes = LanesOf<T>();
-  // Lines of the keys' rows that a step over kBlockLanes dimensions reads.
+  // Lines of the keys' rows that a step over kColumns dimensions reads.
   constexpr int64_t kStepLines =
-      std::max<int64_t>(kKeyVectors * kLanes * kBlockLanes<T> * sizeof(S) / 64, 1);
+      std::max<int64_t>(kKeyVectors * kLanes * kColumns<S> * sizeof(S) / 64, 1);
   Vec<T> sums[kRows][kKeyVectors];
   for (int r = 0; r < kRows; ++r) {
     for (int c = 0; c < kKeyVectors; ++c) sums[r][c] = hn::Zero(d);
   }
   int64_t x = 0;
 #pragma GCC unroll 2
-  for (; x + kBlockLanes<T> <= width; x += kBlockLanes<T>) {
+  for (; x + kColumns<S> <= width; x += kColumns<S>) {
     if (ahead) next.Step(kStepLines);
     for (int c = 0; c < kKeyVectors; ++c) {
-      Vec<T> columns[kBlockLanes<T>];
-      LoadColumns(d, keys + c * kLanes, x, columns);
-      for (int i = 0; i < kBlockLanes<T>; ++i) {
+      Vec<T> columns[kColumns<S>];
+      LoadWideColumns(d, keys + c * kLanes, x, columns);
+      for (int i = 0; i < kColumns<S>; ++i) {
         for (int r = 0; r < kRows; ++r) {
           sums[r][c] = hn::MulAdd(columns[i], hn::Set(d, queries[r][x + i]), sums[r][c]);
         }

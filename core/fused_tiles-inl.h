@@ -393,6 +393,33 @@ HWY_INLINE void StoreColumns(D d, hn::Vec<D> (&columns)[kBlockLanes<T>], T* cons
 }
 #endif
 
+// Columns that are loaded at a time from rows of S.
+template <typename S>
+constexpr int kColumns = kBlockLanes<Wide<S>>*(std::is_same_v<S, BFloat16> ? 2 : 1);
+
+// As LoadColumns, for kColumns. Two columns of bfloat16 go through the transpose as one: the upper
+// half of a float is the number already.
+template <class D, typename S>
+HWY_INLINE void LoadWideColumns(D d, const S* const* rows, int64_t x,
+                                hn::Vec<D> (&columns)[kColumns<S>]) {
+  if constexpr (std::is_same_v<S, BFloat16>) {
+    const float* pairs[LanesOf<float>()];
+    for (int64_t lane = 0; lane < LanesOf<float>(); ++lane) {
+      pairs[lane] = reinterpret_cast<const float*>(rows[lane] + x);
+    }
+    const hn::RebindToUnsigned<D> du;
+    hn::Vec<D> words[kBlockLanes<float>];
+    LoadColumns(d, pairs, 0, words);
+    for (int i = 0; i < kBlockLanes<float>; ++i) {
+      const auto bits = hn::BitCast(du, words[i]);
+      columns[2 * i] = hn::BitCast(d, hn::ShiftLeft<16>(bits));
+      columns[2 * i + 1] = hn::BitCast(d, hn::And(bits, hn::Set(du, 0xffff0000u)));
+    }
+  } else {
+    LoadColumns(d, rows, x, columns);
+  }
+}
+
 // One column of rows: the end of a width that no block covers.
 template <class D, typename S, typename T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> LoadColumn(D d, const S* const* rows, int64_t x) {

@@ -1,5 +1,6 @@
 #include "client/cli/call.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <limits>
@@ -9,8 +10,10 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/map.h"
 #include "client/cli/npy.h"
 #include "core/checked_math.h"
+#include "core/half.h"
 
 namespace attendant::cli {
 namespace {
@@ -22,18 +25,45 @@ struct Inputs {
   size_t rank = 4;  // of the query, before it got four axes
 };
 
-template <typename T>
-std::string NormalBytes(int64_t count, std::mt19937& generator) {
-  std::normal_distribution<T> normal;
-  std::string bytes(static_cast<size_t>(count) * sizeof(T), '\0');
-  auto* const values = reinterpret_cast<T*>(bytes.data());
-  for (int64_t i = 0; i < count; ++i) values[i] = normal(generator);
-  return bytes;
+core::DType DTypeOf(v1::DataType dtype) {
+  switch (dtype) {
+    case v1::DATA_TYPE_FLOAT64:
+      return core::DType::kFloat64;
+    case v1::DATA_TYPE_FLOAT16:
+      return core::DType::kFloat16;
+    case v1::DATA_TYPE_BFLOAT16:
+      return core::DType::kBFloat16;
+    default:
+      return core::DType::kFloat32;
+  }
+}
+
+std::string NormalBytes(v1::DataType dtype, int64_t count, std::mt19937& generator) {
+  return core::WithStored(DTypeOf(dtype), [&]<typename S>() {
+    std::normal_distribution<core::Wide<S>> normal;
+    std::string bytes(static_cast<size_t>(count) * sizeof(S), '\0');
+    auto* const values = reinterpret_cast<S*>(bytes.data());
+    for (int64_t i = 0; i < count; ++i) {
+      const core::Wide<S> value = normal(generator);
+      core::Store(&value, 1, values + i);
+    }
+    return bytes;
+  });
+}
+
+// `count` elements from `first` on.
+std::vector<double> Numbers(const Tensor& tensor, int64_t first, int64_t count) {
+  return core::WithStored(DTypeOf(tensor.dtype), [&]<typename S>() {
+    const auto* const stored = reinterpret_cast<const S*>(tensor.bytes.data()) + first;
+    std::vector<core::Wide<S>> wide(static_cast<size_t>(count));
+    const auto row =
+        core::WidenRows(core::MatrixView<const S>{stored, 1, count, count}, wide.data());
+    return std::vector<double>(row.data, row.data + count);
+  });
 }
 
 absl::StatusOr<Inputs> RandomInputs(const CallArguments& arguments) {
-  const bool wide = arguments.random_dtype == v1::DATA_TYPE_FLOAT64;
-  int64_t bytes = 3 * (wide ? sizeof(double) : sizeof(float));
+  int64_t bytes = 3 * core::SizeOf(DTypeOf(arguments.random_dtype));
   int64_t count = 1;
   for (const int64_t size : arguments.shape) {
     if (size < 0) {
@@ -51,9 +81,8 @@ absl::StatusOr<Inputs> RandomInputs(const CallArguments& arguments) {
   }
   std::mt19937 generator(arguments.random.value_or(0));
   const auto tensor = [&] {
-    return Tensor{
-        arguments.random_dtype, arguments.shape,
-        wide ? NormalBytes<double>(count, generator) : NormalBytes<float>(count, generator)};
+    return Tensor{arguments.random_dtype, arguments.shape,
+                  NormalBytes(arguments.random_dtype, count, generator)};
   };
   Inputs inputs;
   inputs.query = tensor();
@@ -113,6 +142,25 @@ void RestoreRank(size_t rank, v1::Layout layout, Tensor& tensor) {
   if (rank < 3) shape.erase(shape.begin() + (layout == v1::LAYOUT_BTHD ? 1 : 0));
 }
 
+// NumPy has no bfloat16 of its own: what it can hold of one is a float32.
+Tensor ForNpy(const Tensor& tensor) {
+  if (tensor.dtype != v1::DATA_TYPE_BFLOAT16) return tensor;
+  const auto count = static_cast<int64_t>(tensor.bytes.size() / sizeof(core::BFloat16));
+  Tensor wide{v1::DATA_TYPE_FLOAT32, tensor.shape,
+              std::string(static_cast<size_t>(count) * sizeof(float), '\0')};
+  core::Widen(reinterpret_cast<const core::BFloat16*>(tensor.bytes.data()), count,
+              reinterpret_cast<float*>(wide.bytes.data()));
+  return wide;
+}
+
+void PrintWeights(const Tensor& weights, int64_t head) {
+  const int64_t queries = weights.shape[2];
+  const int64_t keys = weights.shape[3];
+  std::printf(
+      "weights    head %lld: %s", static_cast<long long>(head),
+      DrawMap(Numbers(weights, head * queries * keys, queries * keys), queries, keys).c_str());
+}
+
 void Print(const AttendResult& result, double wall_seconds) {
   const v1::Stats& stats = result.stats;
   const double gflops = stats.compute_seconds() > 0
@@ -139,6 +187,15 @@ ExitCode RunCall(const Connector& connect, const CallArguments& arguments) {
                 std::string(inputs.status().message()));
   }
   v1::AttendOptions options = arguments.options;
+  const int64_t heads =
+      inputs->query.shape[options.layout() == v1::LAYOUT_BTHD ? size_t{2} : size_t{1}];
+  if (arguments.print_weights.has_value()) {
+    if (*arguments.print_weights < 0 || *arguments.print_weights >= heads) {
+      return Fail(kUsage, absl::StrCat("--print-weights is ", *arguments.print_weights,
+                                       ", must be below the ", heads, " heads"));
+    }
+    options.set_return_weights(true);
+  }
   if (!arguments.mask.empty()) {
     auto mask = ReadNpy(arguments.mask);
     if (!mask.ok()) return Fail(kBadFile, std::string(mask.status().message()));
@@ -155,10 +212,13 @@ ExitCode RunCall(const Connector& connect, const CallArguments& arguments) {
   if (!result.ok()) return Fail(result.status());
   RestoreRank(inputs->rank, arguments.options.layout(), result->output);
   if (!arguments.out.empty()) {
-    absl::Status status = WriteNpy(arguments.out, result->output);
+    absl::Status status = WriteNpy(arguments.out, ForNpy(result->output));
     if (!status.ok()) return Fail(kBadFile, std::string(status.message()));
   }
   Print(*result, wall.count());
+  if (arguments.print_weights.has_value() && inputs->query.shape[0] > 0) {
+    PrintWeights(*result->weights, *arguments.print_weights);
+  }
   return kSuccess;
 }
 

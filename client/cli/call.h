@@ -27,12 +27,13 @@ struct CallArguments {
   std::string mask;  // .npy, of bool or numbers; empty: none
   std::string out;   // .npy, of the query's rank; empty: not written
   v1::AttendOptions options;
+  std::optional<int64_t> print_weights;  // the head of the first batch whose weights are drawn
 };
 
 using Connector = std::function<absl::StatusOr<std::unique_ptr<Client>>()>;
 
 // Makes the arrays, then connects and calls. Prints the path, time, FLOPs, GFLOP/s and workspace
-// bytes.
+// bytes, and a map of the weights where it is asked for.
 ExitCode RunCall(const Connector& connect, const CallArguments& arguments);
 
 }  // namespace attendant::cli

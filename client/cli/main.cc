@@ -107,12 +107,24 @@ void AddCallOptions(CLI::App& call, CallArguments& arguments) {
           ->type_name("SEED");
   shape->needs(random);
   random->needs(shape)->excludes(query);
-  auto* const dtype = AddChoice<v1::DataType>(
-      call, "--dtype", "Type of the random values (float32)",
-      {{"float32", v1::DATA_TYPE_FLOAT32}, {"float64", v1::DATA_TYPE_FLOAT64}},
-      [&](v1::DataType choice) { arguments.random_dtype = choice; });
+  auto* const dtype =
+      AddChoice<v1::DataType>(call, "--dtype", "Type of the random values (float32)",
+                              {{"float32", v1::DATA_TYPE_FLOAT32},
+                               {"float64", v1::DATA_TYPE_FLOAT64},
+                               {"float16", v1::DATA_TYPE_FLOAT16},
+                               {"bfloat16", v1::DATA_TYPE_BFLOAT16}},
+                              [&](v1::DataType choice) { arguments.random_dtype = choice; });
   dtype->needs(random);
-  call.add_option("--out", arguments.out, "Where to write the output, a .npy file");
+  call.add_option("--out", arguments.out,
+                  "Where to write the output, a .npy file (bfloat16 as float32)");
+  call.add_option_function<std::vector<int64_t>>(
+          "--print-weights",
+          [&](const std::vector<int64_t>& heads) {
+            arguments.print_weights = heads.empty() ? 0 : heads[0];
+          },
+          "Draw the softmax weights of a head of the first batch (0)")
+      ->expected(0, 1)
+      ->type_name("HEAD");
   AddChoice<v1::Path>(
       call, "--path", "How to compute (auto: chunked)",
       {{"auto", v1::PATH_AUTO}, {"explicit", v1::PATH_EXPLICIT}, {"chunked", v1::PATH_CHUNKED}},

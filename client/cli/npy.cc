@@ -34,6 +34,7 @@ struct Element {
 };
 constexpr Element kElements[] = {{v1::DATA_TYPE_FLOAT32, "<f4", 4},
                                  {v1::DATA_TYPE_FLOAT64, "<f8", 8},
+                                 {v1::DATA_TYPE_FLOAT16, "<f2", 2},
                                  {v1::DATA_TYPE_BOOL, "|b1", 1}};
 
 const Element& ElementOf(v1::DataType dtype) {
@@ -90,7 +91,8 @@ absl::StatusOr<Header> ParseHeader(absl::string_view text) {
   if (header.dtype == v1::DATA_TYPE_UNSPECIFIED) {
     return absl::InvalidArgumentError(absl::StrCat(
         "its elements are ", descr->substr(0, descr->find(',')),
-        ", must be '<f4', '<f8' or '|b1': save array.astype('float32'), 'float64' or 'bool'"));
+        ", must be '<f4', '<f8', '<f2' or '|b1': save array.astype('float32'), 'float64', "
+        "'float16' or 'bool'"));
   }
   auto sizes = ParseShape(*shape);
   if (!sizes.ok()) return sizes.status();

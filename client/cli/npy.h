@@ -1,5 +1,5 @@
-// NumPy's .npy files: float32, float64 and bool arrays, little-endian, C order. The format is that
-// of numpy.lib.format, versions 1 to 3.
+// NumPy's .npy files: float32, float64, float16 and bool arrays, little-endian, C order. The format
+// is that of numpy.lib.format, versions 1 to 3.
 #ifndef ATTENDANT_CLIENT_CLI_NPY_H_
 #define ATTENDANT_CLIENT_CLI_NPY_H_
 
@@ -16,7 +16,7 @@ namespace attendant::cli {
 absl::StatusOr<Tensor> ReadNpy(const std::string& path);
 
 // Returns PERMISSION_DENIED naming the file where it cannot be written.
-// REQUIRES: the tensor is FLOAT32, FLOAT64 or BOOL.
+// REQUIRES: the tensor is FLOAT32, FLOAT64, FLOAT16 or BOOL.
 absl::Status WriteNpy(const std::string& path, const Tensor& tensor);
 
 }  // namespace attendant::cli

@@ -39,6 +39,24 @@ exits 0 '^output +\(1, 1, 3, 4\)' "$bin/attend" call --shape=1,1,3,4 --random=1 
   --alibi_slopes=0.5 --sinks=-1 --window_left=1 --window_right=0 --causal=bottom-right \
   --key_lengths=2
 
+# Half precision: the output has its type, or float32 where NumPy has none.
+exits 0 '^output +\(6, 5\)' "$bin/attend" call --shape=6,5 --random=1 --dtype=float16 \
+  --out="$work/half.npy"
+[ "$(stat -c %s "$work/half.npy")" = "$((128 + 2 * 6 * 5))" ] || fail "size of the float16 output"
+exits 0 '^output +\(6, 5\)' "$bin/attend" call --query="$work/half.npy" --key="$work/half.npy" \
+  --value="$work/half.npy"
+exits 0 '^output +\(6, 5\)' "$bin/attend" call --shape=6,5 --random=1 --dtype=bfloat16 \
+  --out="$work/brain.npy"
+[ "$(stat -c %s "$work/brain.npy")" = "$((128 + 4 * 6 * 5))" ] || fail "size of the bfloat16 output"
+
+# A map of the weights: causal, and every key a row sees weighs as much.
+exits 0 '^weights +head 1: 4 queries by 4 keys, @ = 1$' "$bin/attend" call --shape=1,2,4,3 \
+  --random=1 --scale=0 --causal=top-left --print-weights=1
+tail -4 "$work/out" > "$work/map"
+[ "$(sed -n 1p "$work/map")" = '@   ' ] && [ "$(sed -n 4p "$work/map")" = '----' ] ||
+  { cat "$work/map"; fail "not the map of a causal mean"; }
+exits 2 'must be below the 2 heads' "$bin/attend" call --shape=1,2,4,3 --random=1 --print-weights=2
+
 # A mask of the caller's.
 printf '%s' "{'descr': '|b1', 'fortran_order': False, 'shape': (2, 3), }" > "$work/header"
 { printf '\223NUMPY\001\000%b\000' "\\0$(printf %o "$(stat -c %s "$work/header")")"
