@@ -32,19 +32,41 @@ const std::vector<GoldenCase>& Cases() {
   return *cases;
 }
 
-core::Inputs<double> InputsOf(const v1::AttendRequest& request) {
-  return {ValuesOf<double>(request.query()), ValuesOf<double>(request.key()),
-          ValuesOf<double>(request.value())};
+template <typename S>
+core::Inputs<S> InputsOf(const v1::AttendRequest& request) {
+  const std::string& mask = request.options().mask().data();
+  return {ValuesOf<S>(request.query()),
+          ValuesOf<S>(request.key()),
+          ValuesOf<S>(request.value()),
+          {mask.begin(), mask.end()}};
 }
 
-template <typename T>
-v1::Tensor Converted(const v1::Tensor& from) {
-  const std::vector<double> values = ValuesOf<double>(from);
-  v1::Tensor to;
-  server::SetTensor(sizeof(T) == 4 ? v1::DATA_TYPE_FLOAT32 : v1::DATA_TYPE_FLOAT64,
-                    {from.shape().begin(), from.shape().end()},
-                    std::vector<T>(values.begin(), values.end()), &to);
-  return to;
+template <typename S>
+constexpr v1::DataType ProtoType() {
+  return std::is_same_v<S, core::Float16>    ? v1::DATA_TYPE_FLOAT16
+         : std::is_same_v<S, core::BFloat16> ? v1::DATA_TYPE_BFLOAT16
+         : std::is_same_v<S, float>          ? v1::DATA_TYPE_FLOAT32
+                                             : v1::DATA_TYPE_FLOAT64;
+}
+
+template <typename S>
+void Convert(v1::Tensor* tensor) {
+  const std::vector<double> values = ValuesOf<double>(*tensor);
+  const std::vector<core::Wide<S>> wide(values.begin(), values.end());
+  server::SetTensor(ProtoType<S>(), {tensor->shape().begin(), tensor->shape().end()},
+                    core::Stored<S>(wide), tensor);
+}
+
+// The request with its numbers stored as S.
+template <typename S>
+v1::AttendRequest Converted(v1::AttendRequest request) {
+  Convert<S>(request.mutable_query());
+  Convert<S>(request.mutable_key());
+  Convert<S>(request.mutable_value());
+  if (request.options().mask().dtype() == v1::DATA_TYPE_FLOAT64) {
+    Convert<S>(request.mutable_options()->mutable_mask());
+  }
+  return request;
 }
 
 // LibTorch's answer has rounding errors of its own, as large as ours: twice the tolerance. Hers
@@ -52,7 +74,7 @@ v1::Tensor Converted(const v1::Tensor& from) {
 void ExpectNear(const core::Problem& problem, const v1::AttendRequest& request,
                 const v1::AttendResponse& expected, const v1::AttendResponse& actual) {
   const core::Tolerance t =
-      core::ToleranceOf<double>(problem, core::MagnitudesOf(problem, InputsOf(request)));
+      core::ToleranceOf<double>(problem, core::MagnitudesOf(problem, InputsOf<double>(request)));
   const auto expect = [&](const char* name, const v1::Tensor& a, const v1::Tensor& e,
                           double absolute, double relative) {
     EXPECT_EQ(a.dtype(), e.dtype()) << name;
@@ -116,7 +138,7 @@ class GoldenTest : public testing::Test {
 };
 
 TEST_F(GoldenTest, TheSetIsThere) {
-  EXPECT_GE(Cases().size(), 50u);
+  EXPECT_GE(Cases().size(), 90u);
   for (const GoldenCase& golden : Cases()) {
     EXPECT_THAT(golden.origin(), testing::HasSubstr("LibTorch")) << golden.name();
   }
@@ -146,17 +168,12 @@ TEST_F(GoldenTest, Float64MeetsLibTorchOnBothPaths) {
 TEST_F(GoldenTest, Float32MeetsTheFloat64AnswerToTheRoundedInputs) {
   for (const GoldenCase& golden : Cases()) {
     if (!golden.has_attend()) continue;
-    v1::AttendRequest request = golden.attend();
-    *request.mutable_query() = Converted<float>(golden.attend().query());
-    *request.mutable_key() = Converted<float>(golden.attend().key());
-    *request.mutable_value() = Converted<float>(golden.attend().value());
+    v1::AttendRequest request = Converted<float>(golden.attend());
     for (const v1::Path path : kPaths) {
       SCOPED_TRACE(golden.name() + " " + v1::Path_Name(path));
       request.mutable_options()->set_path(path);
       const core::Problem problem = *server::ProblemOf(request);
-      const core::Inputs<float> inputs{ValuesOf<float>(request.query()),
-                                       ValuesOf<float>(request.key()),
-                                       ValuesOf<float>(request.value())};
+      const core::Inputs<float> inputs = InputsOf<float>(request);
       const core::OracleResult oracle = core::OracleOf(problem, inputs);
       const core::Tolerance t =
           core::ToleranceOf<float>(problem, core::MagnitudesOf(problem, inputs));
@@ -172,6 +189,42 @@ TEST_F(GoldenTest, Float32MeetsTheFloat64AnswerToTheRoundedInputs) {
       }
     }
   }
+}
+
+// Cases whose inputs half precision holds exactly: LibTorch's float64 answer is to the same
+// problem.
+template <typename S>
+int ExpectHalves(const std::string& prefix, core::Scheduler& scheduler) {
+  int cases = 0;
+  for (const GoldenCase& golden : Cases()) {
+    if (golden.name().rfind(prefix, 0) != 0) continue;
+    ++cases;
+    v1::AttendRequest request = Converted<S>(golden.attend());
+    for (const v1::Path path : kPaths) {
+      SCOPED_TRACE(golden.name() + " " + v1::Path_Name(path));
+      request.mutable_options()->set_path(path);
+      const core::Problem problem = *server::ProblemOf(request);
+      const core::Tolerance t =
+          core::ToleranceOf<S>(problem, core::MagnitudesOf(problem, InputsOf<S>(request)));
+      const auto actual =
+          ComputeInProcess<S, v1::AttendRequest, v1::AttendResponse>(request, scheduler);
+      const v1::AttendResponse& expected = golden.attend_response();
+      EXPECT_TRUE(
+          Near(ValuesOf<S>(actual.output()), ValuesOf<double>(expected.output()), t.output));
+      EXPECT_TRUE(Near(ValuesOf<float>(actual.logsumexp()), ValuesOf<double>(expected.logsumexp()),
+                       t.logsumexp));
+      EXPECT_TRUE(Near(ValuesOf<S>(actual.weights()), ValuesOf<double>(expected.weights()), t.tiny,
+                       t.weight));
+      EXPECT_TRUE(Near(ValuesOf<float>(actual.key_sums()), ValuesOf<double>(expected.key_sums()),
+                       t.tiny, t.key_sum));
+    }
+  }
+  return cases;
+}
+
+TEST_F(GoldenTest, HalvesMeetTheFloat64Answer) {
+  EXPECT_EQ(ExpectHalves<core::Float16>("float16_", scheduler_), 3);
+  EXPECT_EQ(ExpectHalves<core::BFloat16>("bfloat16_", scheduler_), 3);
 }
 
 TEST_F(GoldenTest, AServerAnswersAsLibTorch) {
@@ -238,7 +291,7 @@ TEST_F(LessonTest, Float32IsWithin2e7OfLibTorch) {
         {request.mutable_w_v(), rounded.mutable_w_v()},
         {request.mutable_w_o(), rounded.mutable_w_o()}};
     for (const auto& [narrow, wide] : inputs) {
-      *narrow = Converted<float>(*narrow);
+      Convert<float>(narrow);
       const std::vector<float> values = ValuesOf<float>(*narrow);
       server::SetTensor(v1::DATA_TYPE_FLOAT64, {wide->shape().begin(), wide->shape().end()},
                         std::vector<double>(values.begin(), values.end()), wide);

@@ -5,7 +5,7 @@
 // All is float64. The output comes from LibTorch's MATH backend, the plain composition of matrix
 // products and softmax. Its flash backend is no reference: it has rules of its own, such as 0 for a
 // query row of NaN. The logits, logsumexp, weights and key sums are composed from LibTorch's
-// operations.
+// operations, and so is the output where an option is asked for that LibTorch has not.
 //
 // Axis letters: B batch, H query heads, Hkv key and value heads, Tq query tokens, Tk key tokens, T
 // where both are the same, D width of query and key, Dv width of value.
@@ -28,6 +28,8 @@
 #include <sstream>
 #include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "attendant/v1/attention.pb.h"
 #include "golden.pb.h"
@@ -56,7 +58,42 @@ struct AttendCase {
   bool causal = false;       // TOP_LEFT: the one that LibTorch has
   bool bthd = false;         // layout BTHD in place of BHTD
   double largest_score = 0;  // rescales query and key until max |q.k| is this; 0: leaves them
+  // Of a mask of random numbers, or with bool_mask of random truths; nothing: no mask.
+  std::optional<std::vector<int64_t>> mask_shape = std::nullopt;
+  bool bool_mask = false;
+  // What LibTorch has not.
+  bool bottom_right = false;
+  std::vector<int64_t> key_lengths = {};
+  std::optional<int64_t> window_left = std::nullopt;
+  std::optional<int64_t> window_right = std::nullopt;
+  double softcap = 0;
+  bool alibi = false;  // slopes of 1/2, 1/4, 1/6, ...
+  bool sinks = false;  // of -1/2, 0, 1/2, ...
+  // Query, key, value and a mask of numbers hold numbers of this type.
+  at::ScalarType rounded = at::kDouble;
+
+  bool Composed() const {
+    return bottom_right || !key_lengths.empty() || window_left.has_value() ||
+           window_right.has_value() || softcap != 0 || alibi || sinks;
+  }
 };
+
+// Three batches of two heads, 5 queries and 7 keys, under another name.
+AttendCase Small(const char* name) {
+  return {.name = name, .batch = 3, .heads = 2, .queries = 5, .keys = 7, .width = 4};
+}
+AttendCase Masked(const char* name, std::vector<int64_t> shape, bool bool_mask) {
+  AttendCase c = Small(name);
+  c.mask_shape = std::move(shape);
+  c.bool_mask = bool_mask;
+  return c;
+}
+// `c` with `change` made to it.
+template <typename Change>
+AttendCase With(AttendCase c, const Change& change) {
+  change(c);
+  return c;
+}
 
 const AttendCase kAttendCases[] = {
     {.name = "plain_one_token", .queries = 1, .keys = 1, .width = 4},
@@ -249,6 +286,118 @@ const AttendCase kAttendCases[] = {
      .keys = 257,
      .width = 8,
      .largest_score = 1e4},
+
+    // Masks of every broadcast shape.
+    Masked("mask_bool_full", {3, 2, 5, 7}, true),
+    Masked("mask_bool_of_batch", {3, 1, 5, 7}, true),
+    Masked("mask_bool_of_head", {2, 5, 7}, true),
+    Masked("mask_bool_of_query", {5, 7}, true),
+    Masked("mask_bool_of_key", {7}, true),
+    Masked("mask_bool_of_padding", {3, 1, 1, 7}, true),
+    Masked("mask_float_full", {3, 2, 5, 7}, false),
+    Masked("mask_float_of_batch", {3, 1, 5, 7}, false),
+    Masked("mask_float_of_head", {2, 5, 7}, false),
+    Masked("mask_float_of_query", {5, 7}, false),
+    Masked("mask_float_of_key", {7}, false),
+    Masked("mask_float_of_row", {5, 1}, false),
+    Masked("mask_float_of_all", {}, false),
+    With(Masked("mask_float_grouped_bthd", {3, 4, 5, 7}, false),
+         [](AttendCase& c) {
+           c.heads = 4;
+           c.kv_heads = 2;
+           c.bthd = true;
+         }),
+    With(Masked("mask_bool_tokens_257", {40, 257}, true),
+         [](AttendCase& c) {
+           c.batch = 1;
+           c.queries = 40;
+           c.keys = 257;
+         }),
+    With(Masked("mask_float_tokens_257", {40, 257}, false),
+         [](AttendCase& c) {
+           c.batch = 1;
+           c.queries = 40;
+           c.keys = 257;
+         }),
+
+    // What LibTorch has not, each alone and together.
+    With(Small("bottom_right_fewer_queries"), [](AttendCase& c) { c.bottom_right = true; }),
+    With(Small("bottom_right_more_queries"),
+         [](AttendCase& c) {
+           c.bottom_right = true;
+           c.queries = 9;
+         }),
+    With(Small("lengths"),
+         [](AttendCase& c) {
+           c.key_lengths = {7, 0, 3};
+         }),
+    With(Small("lengths_bottom_right"),
+         [](AttendCase& c) {
+           c.key_lengths = {7, 1, 4};
+           c.bottom_right = true;
+         }),
+    With(Small("window"),
+         [](AttendCase& c) {
+           c.window_left = 1;
+           c.window_right = 2;
+         }),
+    With(Small("window_bottom_right"),
+         [](AttendCase& c) {
+           c.window_left = 2;
+           c.bottom_right = true;
+         }),
+    With(Small("softcap"), [](AttendCase& c) { c.softcap = 0.75; }),
+    With(Small("alibi"), [](AttendCase& c) { c.alibi = true; }),
+    With(Small("alibi_bottom_right"),
+         [](AttendCase& c) {
+           c.alibi = true;
+           c.bottom_right = true;
+         }),
+    With(Small("sinks"), [](AttendCase& c) { c.sinks = true; }),
+    With(Masked("options_with_bool_mask", {3, 1, 5, 7}, true),
+         [](AttendCase& c) {
+           c.softcap = 2;
+           c.alibi = true;
+           c.sinks = true;
+           c.key_lengths = {7, 5, 6};
+         }),
+    With(Masked("options_with_float_mask", {4, 70, 300}, false),
+         [](AttendCase& c) {
+           c.batch = 1;
+           c.heads = 4;
+           c.kv_heads = 2;
+           c.queries = 70;
+           c.keys = 300;
+           c.bthd = true;
+           c.bottom_right = true;
+           c.window_left = 200;
+           c.softcap = 2;
+           c.alibi = true;
+           c.sinks = true;
+         }),
+
+    // Inputs that half precision holds, so that only its arithmetic is left to differ.
+    With(Small("float16_plain"), [](AttendCase& c) { c.rounded = at::kHalf; }),
+    With(Masked("float16_masked", {5, 7}, false), [](AttendCase& c) { c.rounded = at::kHalf; }),
+    With(Small("float16_tokens_257"),
+         [](AttendCase& c) {
+           c.rounded = at::kHalf;
+           c.batch = 1;
+           c.queries = 40;
+           c.keys = 257;
+           c.width = 16;
+         }),
+    With(Small("bfloat16_plain"), [](AttendCase& c) { c.rounded = at::kBFloat16; }),
+    With(Masked("bfloat16_masked", {5, 7}, false),
+         [](AttendCase& c) { c.rounded = at::kBFloat16; }),
+    With(Small("bfloat16_tokens_257"),
+         [](AttendCase& c) {
+           c.rounded = at::kBFloat16;
+           c.batch = 1;
+           c.queries = 40;
+           c.keys = 257;
+           c.width = 16;
+         }),
 };
 
 struct HeadCase {
@@ -312,7 +461,18 @@ struct AttendInputs {
   at::Tensor query;
   at::Tensor key;
   at::Tensor value;
+  at::Tensor mask = {};  // kBool, or numbers of which some are -infinity; undefined: none
 };
+
+// One key in four is hidden, but the first of each row of the mask: every query sees one.
+at::Tensor DrawMask(const AttendCase& c) {
+  const at::Tensor numbers = Normal(*c.mask_shape);
+  at::Tensor seen = at::rand(*c.mask_shape, at::kDouble) > 0.25;
+  if (seen.dim() > 0) seen.select(-1, 0).fill_(true);
+  if (seen.dim() == 0) seen.fill_(true);
+  if (c.bool_mask) return seen;
+  return numbers.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
+}
 
 AttendInputs Draw(const AttendCase& c) {
   at::manual_seed(SeedOf(c.name));
@@ -327,6 +487,11 @@ AttendInputs Draw(const AttendCase& c) {
     const double factor = static_cast<float>(std::sqrt(c.largest_score / largest));
     inputs.query.mul_(factor);
     inputs.key.mul_(factor);
+  }
+  if (c.mask_shape.has_value()) inputs.mask = DrawMask(c);
+  for (at::Tensor* tensor : {&inputs.query, &inputs.key, &inputs.value, &inputs.mask}) {
+    if (!tensor->defined() || tensor->scalar_type() == at::kBool) continue;
+    *tensor = tensor->to(c.rounded).to(at::kDouble);
   }
   return inputs;
 }
@@ -391,17 +556,20 @@ HeadInputs LessonInputs(const std::filesystem::path& path) {
 
 struct AttendAnswer {
   at::Tensor output;           // (B, H, Tq, Dv)
-  at::Tensor logits;           // (B, H, Tq, Tk), scaled, before the causal mask
+  at::Tensor logits;           // (B, H, Tq, Tk), scaled, before softcap and masks
   at::Tensor weights;          // (B, H, Tq, Tk)
   at::Tensor logsumexp;        // (B, H, Tq)
   at::Tensor key_sums;         // (B, H, Tk)
   at::Tensor backend_weights;  // as weights: what the backend says it used
 };
 
-// Throws, naming the case, unless all is finite and the composed weights are the backend's.
+// Throws, naming the case, unless all is finite, but for the logsumexp of rows that see no key, and
+// the composed weights are the backend's.
 void CheckAnswer(const char* name, const AttendAnswer& answer) {
   TORCH_CHECK(at::isfinite(answer.output).all().item<bool>(), name, ": output is not finite");
-  TORCH_CHECK(at::isfinite(answer.logsumexp).all().item<bool>(), name, ": logsumexp is not finite");
+  const at::Tensor empty = (answer.weights.sum(-1) == 0) & (answer.logsumexp < 0);
+  TORCH_CHECK((at::isfinite(answer.logsumexp) | empty).all().item<bool>(), name,
+              ": logsumexp is not finite");
   // A weight's relative error is its logit's absolute error. The backend scales query and key by
   // sqrt(scale) each, we scale their product: the logits differ by a few roundings of their size.
   const double largest_logit = answer.logits.abs().max().item<double>();
@@ -410,24 +578,88 @@ void CheckAnswer(const char* name, const AttendAnswer& answer) {
   TORCH_CHECK(difference <= tolerance, name, ": weights differ from the backend's by ", difference);
 }
 
-// Attention over head-major tensors. scale unset: 1/sqrt(D).
-AttendAnswer Attend(const AttendInputs& in, std::optional<double> scale, bool causal) {
+// Slopes and sinks by head.
+std::vector<double> SlopesOf(const AttendCase& c) {
+  std::vector<double> slopes;
+  for (int64_t h = 0; c.alibi && h < c.heads; ++h)
+    slopes.push_back(0.5 / static_cast<double>(h + 1));
+  return slopes;
+}
+std::vector<double> SinksOf(const AttendCase& c) {
+  std::vector<double> sinks;
+  for (int64_t h = 0; c.sinks && h < c.heads; ++h)
+    sinks.push_back(0.5 * static_cast<double>(h - 1));
+  return sinks;
+}
+at::Tensor ByHead(const std::vector<double>& values) {
+  return at::tensor(values, at::kDouble).view({1, static_cast<int64_t>(values.size()), 1, 1});
+}
+
+// How many keys of each batch are real, and i + offset - j: (B, 1, 1, 1) and (B, 1, Tq, Tk).
+at::Tensor LengthsOf(const AttendCase& c) {
+  const at::Tensor lengths = c.key_lengths.empty() ? at::full({c.batch}, c.keys, at::kLong)
+                                                   : at::tensor(c.key_lengths, at::kLong);
+  return lengths.view({c.batch, 1, 1, 1});
+}
+at::Tensor DistancesOf(const AttendCase& c) {
+  const at::Tensor query = at::arange(c.queries, at::kLong).view({1, 1, c.queries, 1});
+  const at::Tensor key = at::arange(c.keys, at::kLong).view({1, 1, 1, c.keys});
+  return (c.bottom_right ? query + LengthsOf(c) - c.queries : query.expand({c.batch, 1, -1, 1})) -
+         key;
+}
+
+// (B, 1, Tq, Tk): what a query sees by position.
+at::Tensor SeenByPosition(const AttendCase& c) {
+  const at::Tensor distance = DistancesOf(c);
+  at::Tensor seen = at::arange(c.keys, at::kLong).view({1, 1, 1, c.keys}) < LengthsOf(c);
+  seen = seen.expand({c.batch, 1, c.queries, c.keys});
+  if (c.causal || c.bottom_right) seen = seen & (distance >= 0);
+  if (c.window_left.has_value()) seen = seen & (distance <= *c.window_left);
+  if (c.window_right.has_value()) seen = seen & (distance >= -*c.window_right);
+  return seen;
+}
+
+// Attention over head-major tensors.
+AttendAnswer Attend(const AttendInputs& in, const AttendCase& c) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  AttendAnswer answer;
+  answer.logits = RawScores(in.query, in.key) *
+                  c.scale.value_or(1 / std::sqrt(static_cast<double>(in.query.size(3))));
+  at::Tensor scores = answer.logits;
+  if (c.softcap != 0) scores = c.softcap * at::tanh(scores / c.softcap);
+  at::Tensor seen = SeenByPosition(c);
+  if (in.mask.defined() && c.bool_mask) seen = seen & in.mask;
+  if (in.mask.defined() && !c.bool_mask) scores = scores + in.mask;
+  if (c.alibi) scores = scores - ByHead(SlopesOf(c)) * DistancesOf(c).abs();
+  scores = scores.masked_fill(seen.logical_not(), -infinity);
+  // A sink is one more key, without a value.
+  if (c.sinks) {
+    const at::Tensor sinks = ByHead(SinksOf(c)).expand({scores.size(0), -1, scores.size(2), 1});
+    scores = at::cat({scores, sinks}, -1);
+  }
+  answer.logsumexp = at::logsumexp(scores, -1);
+  const at::Tensor empty = (answer.logsumexp == -infinity).unsqueeze(-1);
+  answer.weights = at::softmax(scores, -1).masked_fill(empty, 0).narrow(-1, 0, in.key.size(2));
+  answer.key_sums = answer.weights.sum(2);
+  if (c.Composed()) {
+    answer.output = at::matmul(answer.weights, ForQueryHeads(in.value, in.query.size(1)));
+    answer.backend_weights = answer.weights;
+    return answer;
+  }
   // The MATH backend itself, which scaled_dot_product_attention would choose among others.
   const bool grouped = in.query.size(1) != in.key.size(1);
-  AttendAnswer answer;
-  std::tie(answer.output, answer.backend_weights) = at::_scaled_dot_product_attention_math(
-      in.query, in.key, in.value, /*attn_mask=*/{}, /*dropout_p=*/0.0, causal, /*dropout_mask=*/{},
-      scale, /*enable_gqa=*/grouped);
-  answer.logits = RawScores(in.query, in.key) *
-                  scale.value_or(1 / std::sqrt(static_cast<double>(in.query.size(3))));
-  at::Tensor visible = answer.logits;
-  if (causal) {
-    const at::Tensor seen = at::ones({in.query.size(2), in.key.size(2)}, at::kBool).tril();
-    visible = visible.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
+  // It takes numbers alone: the truths are converted where it is called from.
+  std::optional<at::Tensor> mask;
+  if (in.mask.defined()) {
+    const at::Tensor numbers =
+        c.bool_mask
+            ? at::zeros_like(in.mask, at::kDouble).masked_fill(in.mask.logical_not(), -infinity)
+            : in.mask;
+    mask = numbers.expand({c.batch, c.heads, c.queries, c.keys});
   }
-  answer.weights = at::softmax(visible, -1);
-  answer.logsumexp = at::logsumexp(visible, -1);
-  answer.key_sums = answer.weights.sum(2);
+  std::tie(answer.output, answer.backend_weights) = at::_scaled_dot_product_attention_math(
+      in.query, in.key, in.value, mask, /*dropout_p=*/0.0, c.causal, /*dropout_mask=*/{}, c.scale,
+      /*enable_gqa=*/grouped);
   return answer;
 }
 
@@ -449,7 +681,15 @@ HeadAnswer Head(const HeadInputs& in, const HeadCase& c) {
   answer.inputs = {.query = SplitHeads(at::matmul(x, in.w_q), heads),
                    .key = SplitHeads(at::matmul(x, in.w_k), heads),
                    .value = SplitHeads(at::matmul(x, in.w_v), heads)};
-  answer.attend = Attend(answer.inputs, c.scale, c.causal);
+  const AttendCase inner = {.name = c.name,
+                            .batch = x.size(0),
+                            .heads = heads,
+                            .queries = x.size(1),
+                            .keys = x.size(1),
+                            .width = answer.inputs.query.size(3),
+                            .scale = c.scale,
+                            .causal = c.causal};
+  answer.attend = Attend(answer.inputs, inner);
   const at::Tensor joined = answer.attend.output.transpose(1, 2).flatten(2);
   answer.output = at::matmul(joined, in.w_o).view_as(in.x);
   return answer;
@@ -460,25 +700,28 @@ HeadAnswer Head(const HeadInputs& in, const HeadCase& c) {
 // Row-major, whatever the tensor's strides.
 void Store(const at::Tensor& tensor, v1::Tensor* message) {
   const at::Tensor dense = tensor.contiguous();
-  message->set_dtype(v1::DATA_TYPE_FLOAT64);
+  const bool truths = dense.scalar_type() == at::kBool;
+  message->set_dtype(truths ? v1::DATA_TYPE_BOOL : v1::DATA_TYPE_FLOAT64);
   for (const int64_t size : dense.sizes()) message->add_shape(size);
-  message->set_data(dense.const_data_ptr<double>(), dense.nbytes());
+  message->set_data(dense.const_data_ptr(), dense.nbytes());
 }
 
-GoldenCase NewGolden(const std::string& name) {
+// composed: the output is not the backend's.
+GoldenCase NewGolden(const std::string& name, bool composed) {
   GoldenCase golden;
   golden.set_name(name);
-  golden.set_origin("LibTorch " TORCH_VERSION ", MATH backend");
+  golden.set_origin(composed ? "LibTorch " TORCH_VERSION ", composed of its operations"
+                             : "LibTorch " TORCH_VERSION ", MATH backend");
   return golden;
 }
 
 GoldenCase MakeGolden(const AttendCase& c) {
   const AttendInputs inputs = Draw(c);
-  const AttendAnswer answer = Attend(inputs, c.scale, c.causal);
+  const AttendAnswer answer = Attend(inputs, c);
   CheckAnswer(c.name, answer);
   const auto in_layout = [&c](const at::Tensor& t) { return c.bthd ? t.transpose(1, 2) : t; };
 
-  GoldenCase golden = NewGolden(c.name);
+  GoldenCase golden = NewGolden(c.name, c.Composed());
   v1::AttendRequest* request = golden.mutable_attend();
   Store(in_layout(inputs.query), request->mutable_query());
   Store(in_layout(inputs.key), request->mutable_key());
@@ -487,6 +730,16 @@ GoldenCase MakeGolden(const AttendCase& c) {
   if (c.bthd) options->set_layout(v1::LAYOUT_BTHD);
   if (c.scale.has_value()) options->set_scale(*c.scale);
   if (c.causal) options->set_causal(v1::CAUSAL_TOP_LEFT);
+  if (c.bottom_right) options->set_causal(v1::CAUSAL_BOTTOM_RIGHT);
+  if (inputs.mask.defined()) Store(inputs.mask, options->mutable_mask());
+  options->mutable_key_lengths()->Assign(c.key_lengths.begin(), c.key_lengths.end());
+  if (c.window_left.has_value()) options->mutable_window()->set_left(*c.window_left);
+  if (c.window_right.has_value()) options->mutable_window()->set_right(*c.window_right);
+  options->set_softcap(c.softcap);
+  const std::vector<double> slopes = SlopesOf(c);
+  options->mutable_alibi_slopes()->Assign(slopes.begin(), slopes.end());
+  const std::vector<double> sinks = SinksOf(c);
+  options->mutable_sinks()->Assign(sinks.begin(), sinks.end());
   options->set_return_logsumexp(true);
 
   v1::AttendResponse* response = golden.mutable_attend_response();
@@ -506,7 +759,7 @@ GoldenCase MakeGolden(const HeadCase& c, const std::filesystem::path& folder) {
   const HeadAnswer answer = Head(inputs, c);
   CheckAnswer(c.name, answer.attend);
 
-  GoldenCase golden = NewGolden(c.name);
+  GoldenCase golden = NewGolden(c.name, /*composed=*/false);
   v1::HeadRequest* request = golden.mutable_head();
   Store(inputs.x, request->mutable_x());
   Store(inputs.w_q, request->mutable_w_q());
