@@ -184,8 +184,10 @@ struct ExplicitJob {
 absl::Status WithAdvice(const absl::Status& status, const Problem& problem,
                         const Resources& resources) {
   const int64_t chunked = ChunkedWorkspaceBytes(problem, resources.threads, resources.kernel);
-  if (!LimitOf(status).has_value() || chunked >= ExplicitWorkspaceBytes(problem, resources.threads))
+  if (!LimitOf(status).has_value() ||
+      chunked >= ExplicitWorkspaceBytes(problem, resources.threads)) {
     return status;
+  }
   return OverLimit(*LimitOf(status),
                    absl::StrCat(DescriptionOf(status), "; PATH_CHUNKED needs ", chunked));
 }

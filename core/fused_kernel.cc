@@ -526,8 +526,9 @@ void ForwardImpl(const FusedGroup<S>& group, T* memory, const std::atomic<bool>&
   if (shifts && FindShifts(group, sweep, scratch) && !SweepKeys(group, sweep, scratch, stop)) {
     return;
   }
-  for (int i = 0; i < scratch.count; ++i)
+  for (int i = 0; i < scratch.count; ++i) {
     FinishPanel(group, scratch.panels[i], sweep.merge, scratch);
+  }
 }
 
 template <typename S, typename T = Wide<S>>

@@ -55,8 +55,9 @@ HWY_INLINE void PackRows(const unsigned char* const* rows, int64_t bytes, int64_
     }
   };
   const int64_t whole = bytes / kColumnBytes;
-  for (int64_t block = 0; block < whole; ++block)
+  for (int64_t block = 0; block < whole; ++block) {
     pack(block * kBlockLanes<T>, block * kBlockLanes<T>);
+  }
   const int64_t rest = bytes % kColumnBytes;
   if (rest == 0) return;
   unsigned char ends[kLanes][kColumnBytes];

@@ -447,8 +447,9 @@ class Prefetcher {
     range = {reinterpret_cast<const char*>(rows.data), rows.rows, rows.columns * kSize,
              rows.stride * kSize};
     // Rows that follow each other are one: less to keep count of.
-    if (range.stride == range.bytes)
+    if (range.stride == range.bytes) {
       range = {range.data, 1, range.rows * range.bytes, range.stride};
+    }
     lines_ += range.rows * CeilDiv(range.bytes, kLine);
   }
   // Of what was added.

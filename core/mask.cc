@@ -52,7 +52,7 @@ void HeadMask<T>::Read(int64_t query, KeyRange keys, T* bias) const {
     ReadNumbers(dtype_, At(query, keys.begin), keys.size(), bias);
     return;
   }
-  T same;
+  T same = 0;
   ReadNumbers(dtype_, At(query, 0), 1, &same);
   std::fill_n(bias, keys.size(), same);
 }
@@ -60,7 +60,7 @@ void HeadMask<T>::Read(int64_t query, KeyRange keys, T* bias) const {
 template <typename T>
 bool HeadMask<T>::Hides(int64_t query, int64_t key) const {
   if (!present()) return false;
-  T bias;
+  T bias = 0;
   Read(query, {key, key + 1}, &bias);
   return bias == kHidden<T>;
 }
