@@ -58,12 +58,10 @@ int64_t TileKeys(const Problem& problem) { return std::min(kKeyBlock, problem.ke
 
 // Elements of the queries, and the keys or values, of a tile; 0 where they are read in place.
 int64_t WideQueries(const Problem& p) {
-  return WideOf(p.dtype) == p.dtype ? 0 : SaturatingProduct({TileRows(p), p.width});
+  return IsHalf(p.dtype) ? SaturatingProduct({TileRows(p), p.width}) : 0;
 }
 int64_t WideRows(const Problem& p) {
-  return WideOf(p.dtype) == p.dtype
-             ? 0
-             : SaturatingProduct({TileKeys(p), std::max(p.width, p.value_width)});
+  return IsHalf(p.dtype) ? SaturatingProduct({TileKeys(p), std::max(p.width, p.value_width)}) : 0;
 }
 
 int64_t ScratchElements(const Problem& problem) {
@@ -208,7 +206,7 @@ class ChunkedJob {
     const KeyRange seen = SeenWithin(group.batch, group.first + i, keys);
     ZeroHidden(row, keys, seen);
     T* const visible = row + (seen.begin - keys.begin);
-    group.scores_of.Apply(group.first + i, seen, {group.shift[i], group.sink[i]}, visible);
+    group.scores_of.Apply(group.first + i, seen, group.shift[i], visible);
     const T scale = group.scores_of.scale();
     const T before = group.reference[i];
     const T now = StrongerScore(before, DominantScore(visible, seen.size(), scale), scale);
@@ -272,15 +270,13 @@ class ChunkedJob {
     ZeroHidden(row, keys, seen);
     const int64_t index = block.flat_head * problem_.queries + query;
     T* const visible = row + (seen.begin - keys.begin);
-    // The shift, not the sink, which is in the sum already.
-    scores_of.Apply(query, seen, {ShiftOf(index), T{0}}, visible);
+    const T shift = rows_.shifts() == nullptr ? T{0} : rows_.shifts()[index];
+    scores_of.Apply(query, seen, shift, visible);
     Exp2OfDifference(visible, seen.size(), scores_of.scale(), rows_.references()[index]);
     const T inverse = rows_.inverse_sums()[index];
     ScaleRow(visible, seen.size(), inverse);
     if (std::isnan(inverse)) scores_of.ZeroMasked(query, seen, visible);
   }
-
-  T ShiftOf(int64_t row) const { return rows_.shifts() == nullptr ? T{0} : rows_.shifts()[row]; }
 
   // The part of `keys` that the query sees; empty ranges lie within `keys` as well.
   KeyRange SeenWithin(int64_t batch, int64_t query, KeyRange keys) const {

@@ -126,7 +126,7 @@ struct ExplicitJob {
     T* const visible = row + seen.begin;
     const T scale = scores_of.scale();
     const RowScores<T> of_row = scores_of.OfRow(query, seen);
-    scores_of.Apply(query, seen, of_row, visible);
+    scores_of.Apply(query, seen, of_row.shift, visible);
     const T reference = std::max(DominantScore(visible, seen.size(), scale), of_row.sink);
     const T sum = Exp2OfDifference(visible, seen.size(), scale, reference) +
                   Exp2OfSink(of_row.sink, reference);
@@ -198,7 +198,7 @@ namespace {
 
 // Elements of the scores, where they are not made in the response.
 int64_t ScoresElements(const Problem& p) {
-  if (p.return_weights && WideOf(p.dtype) == p.dtype) return 0;
+  if (p.return_weights && !IsHalf(p.dtype)) return 0;
   return SaturatingProduct({p.batch, p.heads, p.queries, p.keys});
 }
 
@@ -207,10 +207,10 @@ int64_t ScoresElements(const Problem& p) {
 int64_t ExplicitWorkspaceBytes(const Problem& p, int threads) {
   const int64_t rows = std::min(kQueryBlock, p.queries);
   const int64_t wide =
-      WideOf(p.dtype) == p.dtype
-          ? 0
-          : SaturatingSum(
-                {SaturatingProduct({rows, SaturatingSum({p.width, p.value_width})}), WideRows(p)});
+      IsHalf(p.dtype)
+          ? SaturatingSum(
+                {SaturatingProduct({rows, SaturatingSum({p.width, p.value_width})}), WideRows(p)})
+          : int64_t{0};
   return SaturatingProduct(
       {SizeOf(WideOf(p.dtype)),
        SaturatingSum({ScoresElements(p), SaturatingProduct({threads, wide})})});

@@ -86,7 +86,7 @@ struct Scratch {
     weights = arena.Take((kFusedBlock + TileKeys(1)) * widest);
     values = arena.Take(SaturatingProduct({StripsOf(problem.value_width), StripStride<T>()}));
     const bool apart = problem.layout == Layout::kBthd && problem.kv_heads > 1;
-    keys = apart || SizeOf(problem.dtype) < static_cast<int64_t>(sizeof(T))
+    keys = apart || IsHalf(problem.dtype)
                ? arena.Take(SaturatingProduct({kFusedBlock, problem.width}))
                : nullptr;
     begins = arena.Take(widest);
@@ -122,13 +122,22 @@ int64_t ScratchElements(const Problem& problem) {
   return arena.used();
 }
 
-// Copies rows to `to`, one after the other.
+// Copies rows to `to`, one after the other, widened.
 template <typename S>
 MatrixView<const Wide<S>> Dense(const MatrixView<const S>& rows, Wide<S>* to) {
   for (int64_t row = 0; row < rows.rows; ++row) {
     WidenRow(rows.Row(row), rows.columns, to + row * rows.columns);
   }
   return {to, rows.rows, rows.columns, rows.columns};
+}
+
+// Rows as the tiles read them: half precision is copied to `to`, and so are others where `copy`.
+template <typename S>
+MatrixView<const Wide<S>> Readable(const MatrixView<const S>& rows, bool copy, Wide<S>* to) {
+  if constexpr (!kIsHalf<S>) {
+    if (!copy) return rows;
+  }
+  return Dense(rows, to);
 }
 
 // Q^T with the scale folded in; lanes beyond the panel's rows hold the last row again.
@@ -204,7 +213,6 @@ KeyRange SeenPart(const Problem& problem, int64_t batch, int64_t first, int64_t 
 // are copied: they would share the few sets of a cache. So is half precision, to be widened.
 template <typename S, typename T = Wide<S>>
 PackedBlock<T> PackBlock(const FusedGroup<S>& group, KeyRange keys, const Scratch<T>& scratch) {
-  constexpr bool kHalf = sizeof(S) < sizeof(T);
   const Problem& problem = *group.problem;
   PackedBlock<T> block;
   block.keys = SeenPart(problem, group.batch, group.first_query, group.query.rows, keys);
@@ -213,25 +221,16 @@ PackedBlock<T> PackBlock(const FusedGroup<S>& group, KeyRange keys, const Scratc
   const MatrixView<const S> key = group.key.Rows(block.keys.begin, rows);
   const bool shared = scratch.count >= kPackedPanels;
   const bool apart = shared && scratch.keys != nullptr && key.stride != key.columns;
-  if constexpr (kHalf) {
-    block.key = Dense(key, scratch.keys);
-  } else {
-    block.key = apart ? Dense(key, scratch.keys) : key;
-  }
+  block.key = Readable(key, apart, scratch.keys);
   const MatrixView<const S> value = group.value.Rows(block.keys.begin, rows);
   const bool mixed = group.mask.present() ||
                      problem.Ask(group.batch, group.first_query, group.query.rows, block.keys) ==
                          Visibility::kMixed;
   // As the tiles would read them.
-  const int64_t stride = kHalf ? value.columns : value.stride;
+  const int64_t stride = kIsHalf<S> ? value.columns : value.stride;
   const bool near = stride * static_cast<int64_t>(sizeof(T)) <= kPackedStride;
   if (value.columns % kStrip == 0 && (near || !shared)) {
-    const T* from = nullptr;
-    if constexpr (kHalf) {
-      from = Dense(value, scratch.values).data;
-    } else {
-      from = value.data;
-    }
+    const T* const from = Readable(value, /*copy=*/false, scratch.values).data;
     block.values = {from, value.columns / kStrip, kStrip, stride};
     block.finite = !mixed || AllRowsFinite(value);
   } else {
@@ -311,7 +310,6 @@ Block<T> SeenBlock(const FusedGroup<S>& group, const ScoreChange<T>& change, con
 template <typename S, typename T = Wide<S>>
 void FinishPanel(const FusedGroup<S>& group, const Panel<T>& panel, bool merged,
                  const Scratch<T>& scratch) {
-  constexpr bool kHalf = sizeof(S) < sizeof(T);
   const Tag<T> d;
   constexpr int64_t kLanes = LanesOf<T>();
   const T* const output = merged ? panel.total_output : panel.output;
@@ -339,7 +337,7 @@ void FinishPanel(const FusedGroup<S>& group, const Panel<T>& panel, bool merged,
     T* out[kLanes];
     for (int64_t lane = 0; lane < rows; ++lane) {
       const int64_t row = first + c * kLanes + lane;
-      if constexpr (kHalf) {
+      if constexpr (kIsHalf<S>) {
         out[lane] = scratch.values + lane * width;
       } else {
         out[lane] = group.output.Row(row);
@@ -366,7 +364,7 @@ void FinishPanel(const FusedGroup<S>& group, const Panel<T>& panel, bool merged,
       hn::Store(column(x), d, elements);
       for (int64_t lane = 0; lane < rows; ++lane) out[lane][x] = elements[lane];
     }
-    for (int64_t lane = 0; kHalf && lane < rows; ++lane) {
+    for (int64_t lane = 0; kIsHalf<S> && lane < rows; ++lane) {
       NarrowRow(out[lane], width, group.output.Row(first + c * kLanes + lane));
     }
   }
@@ -474,11 +472,13 @@ bool SweepKeys(const FusedGroup<S>& group, const Sweep<T>& sweep, const Scratch<
     });
   }
   if (group.problem->sinks.empty()) return true;
+  const SinkState<T> plain = SinkStateOf<T>(*group.problem, group.head, T{0});
   each_panel([&](const Panel<T>& panel) {
     // A last segment; its output is still the empty state's.
     for (int64_t lane = 0; lane < LanesOfPanel(panel); ++lane) {
-      const SinkState<T> sink = SinkStateOf<T>(*group.problem, group.head,
-                                               panel.shift == nullptr ? T{0} : panel.shift[lane]);
+      const T shift = panel.shift == nullptr ? T{0} : panel.shift[lane];
+      const SinkState<T> sink =
+          shift == 0 ? plain : SinkStateOf<T>(*group.problem, group.head, shift);
       panel.reference[lane] = sink.reference;
       panel.sum[lane] = sink.sum;
     }
@@ -508,11 +508,8 @@ template <typename S, typename T = Wide<S>>
 void ForwardImpl(const FusedGroup<S>& group, T* memory, const std::atomic<bool>& stop) {
   const Problem& problem = *group.problem;
   Arena<T> arena(memory);
-  const Scratch<T> scratch = [&] {
-    Scratch<T> made(arena, problem, group.query.rows);
-    PackQueries(group, made);
-    return made;
-  }();
+  Scratch<T> scratch(arena, problem, group.query.rows);
+  PackQueries(group, scratch);
   Sweep<T> sweep;
   sweep.seen = problem.VisibleKeysOfAny(group.batch, group.first_query, group.query.rows);
   sweep.merge = sweep.seen.end > kFusedSegment || !problem.sinks.empty();
@@ -538,12 +535,8 @@ void WeightsImpl(const FusedGroup<S>& group, KeyRange keys, T* memory, T* weight
   PackQueries(group, scratch);
   PackedBlock<T> packed;
   packed.keys = {keys.begin, std::clamp(group.key.rows, keys.begin, keys.end)};
-  const MatrixView<const S> key_rows = group.key.Rows(keys.begin, packed.keys.size());
-  if constexpr (sizeof(S) < sizeof(T)) {
-    packed.key = Dense(key_rows, scratch.keys);
-  } else {
-    packed.key = key_rows;
-  }
+  packed.key =
+      Readable(group.key.Rows(keys.begin, packed.keys.size()), /*copy=*/false, scratch.keys);
   for (int64_t key = 0; key < keys.size(); ++key) {
     std::fill_n(weights + key * stride, group.query.rows, T{0});
   }

@@ -328,23 +328,25 @@ class FusedJob {
   // Finishes a row from the states of its segments, which it computes again where the row's mask
   // has a shift.
   void Finish(int64_t row, T* states, const Scratch<T>& scratch, const TileContext& context) const {
-    FusedRows<S> rows = RowsOf(row, 1);
-    const int64_t query = rows.index[0];
+    const int64_t batch = row / problem_.queries / problem_.heads;
+    const int64_t query = row % problem_.queries;
     T reference = 0;
     FusedRowResult<S> to;
     to.problem = &problem_;
-    to.head = rows.head[0];
-    to.output = tensors_.output.Head(rows.batch, to.head).Row(query);
+    to.head = row / problem_.queries % problem_.heads;
+    to.output = tensors_.output.Head(batch, to.head).Row(query);
     to.reference = &reference;
     to.total = scratch.kernel.data();
     if (NeedsSecondSweep(problem_)) to.inverse_sum = rows_.inverse_sums() + row;
     if (tensors_.logsumexp != nullptr) to.logsumexp = tensors_.logsumexp + row;
     const int64_t size = FusedStateElements(problem_.value_width);
     FusedFinishRow(states, segments_, size, to);
-    if (rows.mask[0].added() && !(std::abs(reference) < kFar<T>)) {
-      to.shift = rows.mask[0].Shift(query, problem_.VisibleKeys(rows.batch, query));
+    if (problem_.AddsMask() && !(std::abs(reference) < kFar<T>)) {
+      to.shift = HeadMask<T>(problem_, tensors_.mask, batch, to.head)
+                     .Shift(query, problem_.VisibleKeys(batch, query));
     }
     if (to.shift != 0) {
+      FusedRows<S> rows = RowsOf(row, 1);
       rows.shift[0] = to.shift;
       for (int64_t segment = 0; segment < segments_; ++segment) {
         FusedRowsSegment(rows, segment * kFusedSegment, scratch.kernel.data(), *context.stop,
@@ -366,7 +368,7 @@ class FusedJob {
   void StoreWeights(const T* weights, KeyRange keys, int64_t queries, int64_t first_row) const {
     for (int64_t i = 0; i < queries; ++i) {
       S* const row = tensors_.weights + (first_row + i) * problem_.keys + keys.begin;
-      if constexpr (sizeof(S) < sizeof(T)) {
+      if constexpr (kIsHalf<S>) {
         T wide[kFusedBlock];
         for (int64_t j = 0; j < keys.size(); ++j) wide[j] = weights[j * queries + i];
         Narrow(wide, keys.size(), row);

@@ -19,6 +19,7 @@
 
 #include "core/fused_tiles-inl.h"
 #include "core/mask.h"
+#include "core/softmax.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attendant::core::HWY_NAMESPACE {
@@ -119,8 +120,7 @@ HWY_INLINE bool ChangeRow(const RowState<T>& row, int64_t first, KeyRange seen, 
   int64_t j = seen.begin;
   for (; j + LanesOf<T>() <= seen.end; j += LanesOf<T>()) step(Tag<T>(), j);
   for (; j < seen.end; ++j) step(hn::CappedTag<T, 1>(), j);
-  constexpr T kHidden = -std::numeric_limits<T>::infinity();
-  return masked && std::find(bias + seen.begin, bias + seen.end, kHidden) != bias + seen.end;
+  return masked && std::find(bias + seen.begin, bias + seen.end, kHiddenBias<T>) != bias + seen.end;
 }
 
 // Turns a row's scores of a block into weights, and moves its reference and sums. seen: which of

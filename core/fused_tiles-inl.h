@@ -94,31 +94,6 @@ HWY_INLINE void NarrowRow(const Wide<S>* from, int64_t n, S* to) {
   for (; i < n; ++i) StoreNarrow(one, hn::LoadU(one, from + i), to + i);
 }
 
-// Whether no element of the rows is NaN or infinite.
-template <typename S>
-HWY_INLINE bool AllRowsFinite(const MatrixView<const S>& rows) {
-  using T = Wide<S>;
-  // x - x is 0 for a finite x, and NaN for the others; NaN stays in a sum.
-  const auto rest = [](auto d, const S* from) HWY_ATTR {
-    const auto x = LoadWide(d, from);
-    return hn::Sub(x, x);
-  };
-  const Tag<T> d;
-  const hn::CappedTag<T, 1> one;
-  for (int64_t row = 0; row < rows.rows; ++row) {
-    const S* const from = rows.Row(row);
-    auto sum = hn::Zero(d);
-    auto tail = hn::Zero(one);
-    int64_t i = 0;
-    for (; i + LanesOf<T>() <= rows.columns; i += LanesOf<T>()) {
-      sum = hn::Add(sum, rest(d, from + i));
-    }
-    for (; i < rows.columns; ++i) tail = hn::Add(tail, rest(one, from + i));
-    if (!hn::AllTrue(d, hn::Eq(sum, hn::Zero(d))) || hn::GetLane(tail) != 0) return false;
-  }
-  return true;
-}
-
 // Elements from one strip of a block to the next. One cache line more than the block holds: a
 // stride of 3 KiB would put a row's strips into few sets of the cache.
 template <typename T>

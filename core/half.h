@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "core/tensor_view.h"
 
@@ -18,9 +17,6 @@ void Widen(const BFloat16* from, int64_t n, float* to);
 // below the least normal one as subnormals; NaN as a quiet one. Thread-safe.
 void Narrow(const float* from, int64_t n, Float16* to);
 void Narrow(const float* from, int64_t n, BFloat16* to);
-
-template <typename S>
-inline constexpr bool kIsHalf = !std::is_same_v<S, Wide<S>>;
 
 // Numbers as they are stored: rounded, or copied.
 template <typename S>

@@ -322,7 +322,7 @@ absl::StatusOr<HeadProblem> MakeHeadProblem(const HeadSpec& spec) {
 
 int64_t HeadWorkspaceBytes(const HeadProblem& h, int threads) {
   const Problem& p = h.attend;
-  const bool half = WideOf(p.dtype) != p.dtype;
+  const bool half = IsHalf(p.dtype);
   const int64_t tokens = SaturatingProduct({p.batch, p.heads, p.queries});
   const int64_t widths = SaturatingSum({p.width, p.width, p.value_width, p.value_width});
   const bool between = half || !h.return_intermediates;

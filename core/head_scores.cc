@@ -11,9 +11,6 @@ namespace {
 // Keys whose part of the mask is read at a time.
 constexpr int64_t kMaskKeys = 256;
 
-template <typename T>
-constexpr T kHidden = -std::numeric_limits<T>::infinity();
-
 }  // namespace
 
 template <typename T>
@@ -24,7 +21,7 @@ HeadScores<T>::HeadScores(const Problem& problem, const void* mask, int64_t batc
       softcap_(static_cast<T>(problem.SoftcapLog2())),
       slope_(static_cast<T>(problem.SlopeLog2(head))),
       offset_(problem.Offset(batch)),
-      sink_(problem.sinks.empty() ? kHidden<double> : problem.sinks[head]),
+      sink_(problem.sinks.empty() ? kHiddenBias<double> : problem.sinks[head]),
       mask_(problem, mask, batch, head) {}
 
 template <typename T>
@@ -34,7 +31,7 @@ RowScores<T> HeadScores<T>::OfRow(int64_t query, KeyRange seen) const {
 }
 
 template <typename T>
-void HeadScores<T>::Apply(int64_t query, KeyRange keys, const RowScores<T>& of_row, T* row) const {
+void HeadScores<T>::Apply(int64_t query, KeyRange keys, T shift, T* row) const {
   if (!changes_) return;
   for (int64_t first = keys.begin; first < keys.end; first += kMaskKeys) {
     const KeyRange part{first, std::min(first + kMaskKeys, keys.end)};
@@ -45,10 +42,10 @@ void HeadScores<T>::Apply(int64_t query, KeyRange keys, const RowScores<T>& of_r
       score *= scale_;
       if (softcap_ != 0) score = softcap_ * std::tanh(score / softcap_);
       if (mask_.present()) {
-        score += (bias[j - part.begin] - of_row.shift) * static_cast<T>(std::numbers::log2e);
+        score += (bias[j - part.begin] - shift) * static_cast<T>(std::numbers::log2e);
       }
       if (slope_ != 0) score -= slope_ * static_cast<T>(std::abs(query + offset_ - j));
-      if (mask_.present() && bias[j - part.begin] == kHidden<T>) score = kHidden<T>;
+      if (mask_.present() && bias[j - part.begin] == kHiddenBias<T>) score = kHiddenBias<T>;
     }
   }
 }

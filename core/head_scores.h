@@ -31,8 +31,8 @@ class HeadScores {
 
   // Turns a query's products with `keys` into what the softmax takes, to be multiplied by scale():
   // where there is more to do than to scale them, into exponents of 2. What the mask hides becomes
-  // -infinity.
-  void Apply(int64_t query, KeyRange keys, const RowScores<T>& of_row, T* row) const;
+  // -infinity. shift: of the row.
+  void Apply(int64_t query, KeyRange keys, T shift, T* row) const;
   // log2(e) in it.
   T scale() const { return changes_ ? T{1} : scale_; }
 

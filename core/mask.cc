@@ -9,9 +9,6 @@
 namespace attendant::core {
 namespace {
 
-template <typename T>
-constexpr T kHidden = -std::numeric_limits<T>::infinity();
-
 // Keys whose numbers are read at a time where only some question about them is asked.
 constexpr int64_t kReadKeys = 256;
 
@@ -23,7 +20,7 @@ void ReadNumbers(DType dtype, const void* from, int64_t n, T* to) {
   }
   if (dtype == DType::kBool) {
     std::transform(static_cast<const uint8_t*>(from), static_cast<const uint8_t*>(from) + n, to,
-                   [](uint8_t seen) { return seen != 0 ? T{0} : kHidden<T>; });
+                   [](uint8_t seen) { return seen != 0 ? T{0} : kHiddenBias<T>; });
     return;
   }
   if constexpr (sizeof(T) == sizeof(float)) {
@@ -36,7 +33,7 @@ void ReadNumbers(DType dtype, const void* from, int64_t n, T* to) {
 
 template <typename T>
 HeadMask<T>::HeadMask(const Problem& problem, const void* data, int64_t batch, int64_t head) {
-  sink_ = problem.sinks.empty() ? kHidden<double> : problem.sinks[head];
+  sink_ = problem.sinks.empty() ? kHiddenBias<double> : problem.sinks[head];
   if (!problem.mask.has_value()) return;
   const MaskLayout& mask = *problem.mask;
   dtype_ = mask.dtype;
@@ -62,13 +59,13 @@ bool HeadMask<T>::Hides(int64_t query, int64_t key) const {
   if (!present()) return false;
   T bias = 0;
   Read(query, {key, key + 1}, &bias);
-  return bias == kHidden<T>;
+  return bias == kHiddenBias<T>;
 }
 
 template <typename T>
 T HeadMask<T>::Shift(int64_t query, KeyRange keys) const {
   if (!added()) return 0;
-  T largest = kHidden<T>;
+  T largest = kHiddenBias<T>;
   for (int64_t first = keys.begin; first < keys.end; first += kReadKeys) {
     const KeyRange part{first, std::min(first + kReadKeys, keys.end)};
     T numbers[kReadKeys];

@@ -3,6 +3,7 @@
 #define ATTENDANT_CORE_MASK_H_
 
 #include <cstdint>
+#include <limits>
 
 #include "core/problem.h"
 #include "core/tensor_view.h"
@@ -13,6 +14,10 @@ namespace attendant::core {
 // log2(e) the largest of them overflow.
 template <typename T>
 constexpr T kFar = sizeof(T) == 4 ? T(0x1p99) : T(0x1p995);
+
+// What a mask's number is where it hides a key.
+template <typename T>
+constexpr T kHiddenBias = -std::numeric_limits<T>::infinity();
 
 // In the arithmetic of T, float or double. Thread-compatible; does not own data.
 template <typename T>

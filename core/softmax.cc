@@ -12,6 +12,7 @@
 #include <hwy/highway.h>
 
 #include "core/exp2-inl.h"
+#include "core/half-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attendant::core::HWY_NAMESPACE {
@@ -117,8 +118,9 @@ void AddRowImpl(T* sum, const T* row, int64_t n) {
       });
 }
 
-template <typename T>
-bool AllFiniteImpl(const T* row, int64_t n) {
+template <typename S>
+bool AllFiniteImpl(const S* row, int64_t n) {
+  using T = Wide<S>;
   const hn::ScalableTag<T> d;
   // x - x is 0 for a finite x, and NaN for the others; NaN stays in a sum.
   auto sum = hn::Zero(d);
@@ -126,16 +128,20 @@ bool AllFiniteImpl(const T* row, int64_t n) {
   ForEachVector<T>(
       n,
       [&](int64_t i) {
-        const auto x = hn::LoadU(d, row + i);
+        const auto x = LoadWide(d, row + i);
         sum = hn::Add(sum, hn::Sub(x, x));
       },
       [&](int64_t i, size_t count) {
-        for (size_t k = 0; k < count; ++k) tail_sum += row[i + k] - row[i + k];
+        for (size_t k = 0; k < count; ++k) {
+          const T x = Widened(row[i + k]);
+          tail_sum += x - x;
+        }
       });
   return hn::GetLane(hn::SumOfLanes(d, sum)) == 0 && tail_sum == 0;
 }
 
-// HWY_EXPORT takes no template: each kernel by name, for float (F) and double (D).
+// HWY_EXPORT takes no template: each kernel by name, for float (F) and double (D), and AllFinite
+// for float16 (H) and bfloat16 (B).
 float MaxF(const float* row, int64_t n) { return MaxImpl(row, n); }
 double MaxD(const double* row, int64_t n) { return MaxImpl(row, n); }
 float MinF(const float* row, int64_t n) { return MinImpl(row, n); }
@@ -152,6 +158,8 @@ void AddRowF(float* sum, const float* row, int64_t n) { AddRowImpl(sum, row, n);
 void AddRowD(double* sum, const double* row, int64_t n) { AddRowImpl(sum, row, n); }
 bool AllFiniteF(const float* row, int64_t n) { return AllFiniteImpl(row, n); }
 bool AllFiniteD(const double* row, int64_t n) { return AllFiniteImpl(row, n); }
+bool AllFiniteH(const Float16* row, int64_t n) { return AllFiniteImpl(row, n); }
+bool AllFiniteB(const BFloat16* row, int64_t n) { return AllFiniteImpl(row, n); }
 
 }  // namespace attendant::core::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -171,6 +179,8 @@ HWY_EXPORT(AddRowF);
 HWY_EXPORT(AddRowD);
 HWY_EXPORT(AllFiniteF);
 HWY_EXPORT(AllFiniteD);
+HWY_EXPORT(AllFiniteH);
+HWY_EXPORT(AllFiniteB);
 
 template <>
 float DominantScore(const float* row, int64_t n, float scale) {
@@ -213,6 +223,14 @@ bool AllFinite(const float* row, int64_t n) {
 template <>
 bool AllFinite(const double* row, int64_t n) {
   return HWY_DYNAMIC_DISPATCH(AllFiniteD)(row, n);
+}
+template <>
+bool AllFinite(const Float16* row, int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(AllFiniteH)(row, n);
+}
+template <>
+bool AllFinite(const BFloat16* row, int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(AllFiniteB)(row, n);
 }
 
 template <typename T>

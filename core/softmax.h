@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/tensor_view.h"
+
 namespace attendant::core {
 
 // The score before which all others of a row are weighed: the element whose product with the scale
@@ -58,9 +60,16 @@ void ScaleRow(T* row, int64_t n, T factor);
 template <typename T>
 void AddRow(T* sum, const T* row, int64_t n);
 
-// True where no element is NaN or infinite.
-template <typename T>
-bool AllFinite(const T* row, int64_t n);
+// True where no element is NaN or infinite. Of half precision as well.
+template <typename S>
+bool AllFinite(const S* row, int64_t n);
+template <typename S>
+bool AllRowsFinite(const MatrixView<const S>& rows) {
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    if (!AllFinite(rows.Row(row), rows.columns)) return false;
+  }
+  return true;
+}
 
 }  // namespace attendant::core
 

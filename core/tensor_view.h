@@ -59,9 +59,10 @@ struct BFloat16 {
 // What numbers stored as S are computed in.
 template <typename S>
 using Wide = std::conditional_t<std::is_same_v<S, double>, double, float>;
-constexpr DType WideOf(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
-}
+constexpr bool IsHalf(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
+constexpr DType WideOf(DType dtype) { return IsHalf(dtype) ? DType::kFloat32 : dtype; }
+template <typename S>
+inline constexpr bool kIsHalf = !std::is_same_v<S, Wide<S>>;
 
 template <typename T>
 constexpr DType DTypeOf();

@@ -9,14 +9,6 @@
 namespace attendant::core {
 namespace {
 
-template <typename T>
-bool AllRowsFinite(const MatrixView<const T>& matrix) {
-  for (int64_t row = 0; row < matrix.rows; ++row) {
-    if (!AllFinite(matrix.Row(row), matrix.columns)) return false;
-  }
-  return true;
-}
-
 // The value with 0 in place of what is not finite.
 template <typename T>
 absl::StatusOr<Buffer<T>> FinitePart(const MatrixView<const T>& value, Workspace& workspace) {
