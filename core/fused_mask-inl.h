@@ -73,44 +73,54 @@ HWY_INLINE void PackRows(const unsigned char* const* rows, int64_t bytes, int64_
 template <typename T>
 HWY_INLINE void PackFlags(const unsigned char* const* rows, int64_t keys, int vectors, int c,
                           T* packed, bool& hides, bool& shows) {
-  const hn::RebindToUnsigned<Tag<T>> du;
-  using Unsigned = hwy::MakeUnsigned<T>;
-  constexpr Unsigned kOnes = static_cast<Unsigned>(-1) / 0xff;  // 1 in each byte
-  auto zeros = hn::Zero(du);
-  auto any = hn::Zero(du);
-  const auto look = [&](Vec<T> v) HWY_ATTR {
-    // The top bit of the lowest byte that is 0 stays set; of a word without one none does.
-    const auto word = hn::BitCast(du, v);
-    const auto borrowed = hn::AndNot(word, hn::Sub(word, hn::Set(du, kOnes)));
-    zeros = hn::Or(zeros, hn::And(borrowed, hn::Set(du, kOnes << 7)));
-    any = hn::Or(any, word);
-    return v;
-  };
-  PackRows<T>(rows, keys, 1, vectors, c, look, packed);
-  hides = hides || !hn::AllTrue(du, hn::Eq(zeros, hn::Zero(du)));
-  shows = shows || !hn::AllTrue(du, hn::Eq(any, hn::Zero(du)));
-}
-
-// Numbers of a vector's rows, less each row's shift. adds: set where some number is not 0.
-template <typename T, bool kShift>
-HWY_INLINE void PackNumbers(const unsigned char* const* rows, int64_t keys, Vec<T> shift,
-                            int vectors, int c, T* packed, bool& adds, bool& shows) {
   const Tag<T> d;
   const hn::RebindToUnsigned<Tag<T>> du;
-  const auto hidden = hn::BitCast(du, hn::Set(d, -std::numeric_limits<T>::infinity()));
-  // By their bits: what is no bit of 0, and what differs from -infinity.
-  auto added = hn::Zero(du);
-  auto seen = hn::Zero(du);
+  using Unsigned = hwy::MakeUnsigned<T>;
+  const auto top = hn::Set(du, static_cast<Unsigned>(-1) / 0xff * kHiddenBit);
+  const auto others = hn::Not(top);
+  auto some = hn::Zero(du);
+  auto all = top;
+  const auto look = [&](Vec<T> v) HWY_ATTR {
+    // The top bit of each byte that is 0: no other is without one of its own, and 0x7f and less
+    // reach it.
+    const auto word = hn::BitCast(du, v);
+    const auto set = hn::Or(word, hn::Add(hn::And(word, others), others));
+    const auto hidden = hn::AndNot(set, top);
+    some = hn::Or(some, hidden);
+    all = hn::And(all, hidden);
+    return hn::BitCast(d, hidden);
+  };
+  PackRows<T>(rows, keys, 1, vectors, c, look, packed);
+  hides = hides || !hn::AllTrue(du, hn::Eq(some, hn::Zero(du)));
+  shows = shows || !hn::AllTrue(du, hn::Eq(all, top));
+}
+
+// Numbers of a vector's rows, less each row's shift. adds: set where some number is not 0; hides,
+// shows: as above.
+template <typename T, bool kShift>
+HWY_INLINE void PackNumbers(const unsigned char* const* rows, int64_t keys, Vec<T> shift,
+                            int vectors, int c, T* packed, bool& adds, bool& hides, bool& shows) {
+  const Tag<T> d;
+  const hn::RebindToUnsigned<Tag<T>> du;
+  const auto lowest = hn::Set(d, -std::numeric_limits<T>::infinity());
+  const auto hidden = hn::BitCast(du, lowest);
+  // The bits that some number has, and that all have: no bit where all are 0, those of -infinity in
+  // both where all are that.
+  auto some = hn::Zero(du);
+  auto all = hidden;
+  auto least = hn::Zero(d);
   const auto look = [&](Vec<T> v) HWY_ATTR {
     if constexpr (kShift) v = hn::Sub(v, shift);
     const auto bits = hn::BitCast(du, v);
-    added = hn::Or(added, bits);
-    seen = hn::Or(seen, hn::Xor(bits, hidden));
+    some = hn::Or(some, bits);
+    all = hn::And(all, bits);
+    least = hn::Min(v, least);  // the second where the first is NaN
     return v;
   };
   PackRows<T>(rows, keys * static_cast<int64_t>(sizeof(T)), sizeof(T), vectors, c, look, packed);
-  adds = adds || !hn::AllTrue(du, hn::Eq(added, hn::Zero(du)));
-  shows = shows || !hn::AllTrue(du, hn::Eq(seen, hn::Zero(du)));
+  adds = adds || !hn::AllTrue(du, hn::Eq(some, hn::Zero(du)));
+  hides = hides || !hn::AllFalse(d, hn::Eq(least, lowest));
+  shows = shows || !hn::AllTrue(du, hn::And(hn::Eq(some, hidden), hn::Eq(all, hidden)));
 }
 
 // Packs what the mask says of the panel's queries and `keys`, which are the block's rows, and says
@@ -121,7 +131,8 @@ void PackMask(const HeadMask<T>& mask, const Panel<T>& panel, KeyRange keys, T* 
               Block<T>& block) {
   const Tag<T> d;
   constexpr int64_t kLanes = LanesOf<T>();
-  bool changes = false;  // some key is hidden or has a number
+  bool adds = false;
+  bool hides = false;
   bool shows = false;
   const bool flags = mask.Flags(panel.first, keys.begin) != nullptr;
   const bool shifted = panel.shift != nullptr && std::any_of(panel.shift, panel.shift + panel.rows,
@@ -143,17 +154,22 @@ void PackMask(const HeadMask<T>& mask, const Panel<T>& panel, KeyRange keys, T* 
       rows[lane] = reinterpret_cast<const unsigned char*>(numbers);
     }
     if (flags) {
-      PackFlags<T>(rows, keys.size(), panel.vectors, c, packed, changes, shows);
+      PackFlags<T>(rows, keys.size(), panel.vectors, c, packed, hides, shows);
     } else if (shifted) {
       const Vec<T> shift = hn::Load(d, panel.shift + c * kLanes);
-      PackNumbers<T, true>(rows, keys.size(), shift, panel.vectors, c, packed, changes, shows);
+      PackNumbers<T, true>(rows, keys.size(), shift, panel.vectors, c, packed, adds, hides, shows);
     } else {
-      PackNumbers<T, false>(rows, keys.size(), hn::Zero(d), panel.vectors, c, packed, changes,
+      PackNumbers<T, false>(rows, keys.size(), hn::Zero(d), panel.vectors, c, packed, adds, hides,
                             shows);
     }
   }
   if (!shows) block.key.rows = 0;
-  if (changes) (flags ? block.flags : block.bias) = packed;
+  if (flags) {
+    if (hides) block.flags = packed;
+  } else if (adds) {
+    block.bias = packed;
+    block.bias_hides = hides;
+  }
 }
 
 // Where the mask of the panel's queries and `keys` lies, to be fetched in time; empty where it is

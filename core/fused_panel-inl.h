@@ -70,7 +70,8 @@ struct Block {
   // [row / sizeof(T)][vector][lane][row % sizeof(T)]. Null where it neither adds nor hides.
   const T* bias = nullptr;
   const T* flags = nullptr;
-  bool select = false;  // a hidden value may not be finite
+  bool bias_hides = false;  // some of what is added is -infinity
+  bool select = false;      // a hidden value may not be finite
   // What is done to the scores, null where nothing is; [vector][lane] where the queries stand,
   // counted from the first key of the kFusedBlock that the rows belong to; and which key of that
   // the first row is.
@@ -79,19 +80,17 @@ struct Block {
   int64_t first_in_block = 0;
 };
 
-// The lanes of a word of flags whose byte `byte` is 0.
 template <typename T>
-HWY_INLINE hn::Mask<Tag<T>> Hidden(Vec<T> word, int64_t byte) {
-  const Tag<T> d;
-  using Unsigned = hwy::MakeUnsigned<T>;
-  const hn::RebindToUnsigned<Tag<T>> du;
-  const auto flag = hn::And(hn::BitCast(du, word), hn::Set(du, Unsigned{0xff} << (8 * byte)));
-  return hn::RebindMask(d, hn::Eq(flag, hn::Zero(du)));
+HWY_INLINE bool ChangesScores(const Block<T>& block) {
+  return block.change != nullptr || block.bias != nullptr;
 }
+
+// Set in a packed flag that hides.
+constexpr unsigned kHiddenBit = 0x80;
 
 template <typename T>
 HWY_INLINE bool HidesSome(const Block<T>& block) {
-  return block.ends != nullptr || block.flags != nullptr || block.bias != nullptr;
+  return block.ends != nullptr || block.flags != nullptr || block.bias_hides;
 }
 
 // Which lanes of vector c, of `vectors`, see row `row` of a block.
@@ -106,15 +105,19 @@ HWY_INLINE hn::Mask<Tag<T>> Seen(const Block<T>& block, int vectors, int c, int6
     seen = hn::And(hn::Ge(at, hn::Load(d, block.begins + c * kLanes)),
                    hn::Lt(at, hn::Load(d, block.ends + c * kLanes)));
   }
-  if (block.bias != nullptr) {
+  if (block.bias_hides) {
     const Vec<T> bias = hn::Load(d, block.bias + (row * vectors + c) * kLanes);
     // Not Ne, which is false of NaN on some targets.
     const auto hidden = hn::Eq(bias, hn::Set(d, -std::numeric_limits<T>::infinity()));
     seen = hn::And(seen, hn::Not(hidden));
   }
   if (block.flags != nullptr) {
+    using Unsigned = hwy::MakeUnsigned<T>;
+    const hn::RebindToUnsigned<Tag<T>> du;
     const Vec<T> word = hn::Load(d, block.flags + (row / kBytes * vectors + c) * kLanes);
-    seen = hn::And(seen, hn::Not(Hidden<T>(word, row % kBytes)));
+    const auto hidden = hn::Set(du, Unsigned{kHiddenBit} << (8 * (row % kBytes)));
+    const auto flag = hn::And(hn::BitCast(du, word), hidden);
+    seen = hn::And(seen, hn::RebindMask(d, hn::Eq(flag, hn::Zero(du))));
   }
   return seen;
 }
@@ -193,17 +196,24 @@ HWY_INLINE void ChangeScores(const Block<T>& block, int64_t first,
       for (int c = 0; c < kVectors; ++c) scores[i][c] = change(i, c);
     }
   };
+  const auto add_mask = [&]() HWY_ATTR {
+    const T* const bias = block.bias + first * kVectors * kLanes;
+    const auto number = [&](int i, int c)
+                            HWY_ATTR { return hn::Load(d, bias + (i * kVectors + c) * kLanes); };
+    if (block.bias_hides) {
+      each([&](int i, int c) HWY_ATTR { return Masked(d, number(i, c), scores[i][c]); });
+    } else {
+      each([&](int i, int c) HWY_ATTR { return Added(d, number(i, c), scores[i][c]); });
+    }
+  };
   const ScoreChange<T>* const change = block.change;
-  if (change != nullptr && change->softcap != 0) {
+  // Apart, so that a mask alone finds the scores in their registers still.
+  if (change == nullptr) return add_mask();
+  if (change->softcap != 0) {
     each([&](int i, int c) HWY_ATTR { return Capped(d, *change, scores[i][c]); });
   }
-  if (block.bias != nullptr) {
-    const T* const bias = block.bias + first * kVectors * kLanes;
-    each([&](int i, int c) HWY_ATTR {
-      return Masked(d, hn::Load(d, bias + (i * kVectors + c) * kLanes), scores[i][c]);
-    });
-  }
-  if (change != nullptr && change->slope != 0) {
+  if (block.bias != nullptr) add_mask();
+  if (change->slope != 0) {
     each([&](int i, int c) HWY_ATTR {
       const Vec<T> key = hn::Set(d, static_cast<T>(block.first_in_block + first + i));
       const Vec<T> position = hn::Load(d, block.positions + c * kLanes);
@@ -212,24 +222,37 @@ HWY_INLINE void ChangeScores(const Block<T>& block, int64_t first,
   }
 }
 
+// Hides kDecision keys of vector c, the first of them `first`, by their flags.
+template <typename T, int kVectors, int kKeys>
+HWY_INLINE void HideByFlags(const T* flags, int64_t first, int i, int c,
+                            Vec<T> (&scores)[kKeys][kVectors]) {
+  constexpr int64_t kBytes = sizeof(T);
+  static_assert(kDecision == 4 && kBytes % kDecision == 0);
+  const Tag<T> d;
+  const hn::RebindToUnsigned<Tag<T>> du;
+  const Vec<T> hidden = hn::Set(d, -std::numeric_limits<T>::infinity());
+  const int64_t key = first + i;
+  auto word = hn::BitCast(du, hn::Load(d, flags + (key / kBytes * kVectors + c) * LanesOf<T>()));
+  if constexpr (kBytes > kDecision) {
+    // To the upper half, where they lie in the lower.
+    if (key % kBytes == 0) word = hn::ShiftLeft<8 * kDecision>(word);
+  }
+  const auto hide = [&](int key_of_word, auto flag) HWY_ATTR {
+    Vec<T>& score = scores[i + key_of_word][c];
+    score = hn::IfNegativeThenElse(hn::BitCast(d, flag), hidden, score);
+  };
+  hide(0, hn::ShiftLeft<24>(word));
+  hide(1, hn::ShiftLeft<16>(word));
+  hide(2, hn::ShiftLeft<8>(word));
+  hide(3, word);
+}
+
 // Scores that a lane does not see become -infinity. first: the tile's first key within the block.
 template <typename T, int kVectors, int kKeys>
 HWY_INLINE void Hide(const Block<T>& block, int64_t first, Vec<T> (&scores)[kKeys][kVectors]) {
   const Tag<T> d;
   constexpr int64_t kLanes = LanesOf<T>();
-  constexpr int64_t kBytes = sizeof(T);
   const Vec<T> hidden = hn::Set(d, -std::numeric_limits<T>::infinity());
-  if (block.flags != nullptr) {
-    // A tile's first key is the first of a word, or in the middle of one.
-    const int64_t byte = kBytes > kDecision ? first % kBytes : 0;
-    for (int c = 0; c < kVectors; ++c) {
-      for (int i = 0; i < kKeys; ++i) {
-        const int64_t row = first / kBytes + (byte + i) / kBytes;
-        const Vec<T> word = hn::Load(d, block.flags + (row * kVectors + c) * kLanes);
-        scores[i][c] = hn::IfThenElse(Hidden<T>(word, (byte + i) % kBytes), hidden, scores[i][c]);
-      }
-    }
-  }
   if (block.ends != nullptr) {
     for (int i = 0; i < kKeys; ++i) {
       const Vec<T> at = hn::Set(d, static_cast<T>(first + i));
@@ -304,9 +327,12 @@ HWY_INLINE void PanelBlock(const Panel<T>& panel, const Block<T>& block, T* weig
       ScoreTile<T, kVectors, kKeys, 0>(panel.query, keys, width, scores, [](int) {});
     }
     if constexpr (kChange) ChangeScores(block, j, scores);
-    if (block.ends != nullptr || block.flags != nullptr || j + kKeys > block.key.rows) {
-      Hide(block, j, scores);
+    if (block.flags != nullptr) {
+      for (int i = 0; i < kKeys; i += kDecision) {
+        for (int c = 0; c < kVectors; ++c) HideByFlags(block.flags, j, i, c, scores);
+      }
     }
+    if (block.ends != nullptr || j + kKeys > block.key.rows) Hide(block, j, scores);
     for (int first = 0; first < kKeys; first += kDecision) {
       Vec<T> largest[kVectors];
       auto any = hn::Lt(none, none);
@@ -380,7 +406,7 @@ HWY_INLINE void PanelWeights(const Panel<T>& panel, const Block<T>& block, T* we
     KeyRows<T, kKeys>(block.key, j, keys);
     Vec<T> scores[kKeys][kVectors];
     ScoreTile<T, kVectors, kKeys, 0>(panel.query, keys, block.key.columns, scores, [](int) {});
-    ChangeScores(block, j, scores);
+    if (ChangesScores(block)) ChangeScores(block, j, scores);
     for (int c = 0; c < kVectors; ++c) {
       const Vec<T> reference = hn::Load(d, panel.total_reference + c * kLanes);
       const Vec<T> inverse = hn::Load(d, panel.total_sum + c * kLanes);

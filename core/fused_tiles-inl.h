@@ -129,17 +129,21 @@ ScoreChange<T> ScoreChangeOf(const Problem& problem, int64_t head) {
   return change;
 }
 
-// The steps of the change, in their order. A hidden key's number is -infinity, whatever its score.
+// The steps of the change, in their order. A hidden key's number is -infinity, whatever its score:
+// Added is Masked where no key is hidden.
 template <class D, typename T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> Capped(D d, const ScoreChange<T>& change, hn::Vec<D> score) {
   const auto capped = Tanh(d, hn::Mul(score, hn::Set(d, change.inverse_softcap)));
   return hn::Mul(capped, hn::Set(d, change.softcap));
 }
 template <class D, typename T = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> Added(D d, hn::Vec<D> bias, hn::Vec<D> score) {
+  return hn::MulAdd(bias, hn::Set(d, T(std::numbers::log2e)), score);
+}
+template <class D, typename T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> Masked(D d, hn::Vec<D> bias, hn::Vec<D> score) {
   const auto hidden = hn::Set(d, -std::numeric_limits<T>::infinity());
-  const auto sum = hn::MulAdd(bias, hn::Set(d, T(std::numbers::log2e)), score);
-  return hn::IfThenElse(hn::Eq(bias, hidden), hidden, sum);
+  return hn::IfThenElse(hn::Eq(bias, hidden), hidden, Added(d, bias, score));
 }
 // distance: between a query and a key.
 template <class D, typename T = hn::TFromD<D>>
