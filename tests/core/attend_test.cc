@@ -22,6 +22,7 @@ namespace attendant::core {
 namespace {
 
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 TYPED_TEST_SUITE(AttendTest, Runs);
@@ -74,6 +75,17 @@ TYPED_TEST(AttendTest, GroupsOfQueryHeadsShareAKeyHeadInBothLayouts) {
                                    ReturningAll(causal, layout));
       }
     }
+  }
+}
+
+// Consecutive query heads share a key head: a head's value is its index.
+TYPED_TEST(AttendTest, QueryHeadsReadTheKeyHeadOfTheirGroup) {
+  using T = typename TestFixture::Real;
+  const Problem problem = ProblemOf<T>({.heads = 4, .kv_heads = 2}, {});
+  const Inputs<T> inputs{{0, 0, 0, 0}, {1, 1}, {0, 1}};
+  for (const Path path : kBothPaths) {
+    const auto results = Compute(On(path, problem), inputs, this->scheduler_);
+    EXPECT_THAT(results.output, ElementsAre(0, 0, 1, 1)) << NameOf(path);
   }
 }
 

@@ -304,6 +304,24 @@ TEST(CostTest, ChunkedWorkspaceGrowsWithTheThreads) {
   EXPECT_EQ(CostOf(problem, 5).workspace_bytes, 5 * one);
 }
 
+// A mask is read where it lies: what a thread packs of it depends neither on the tokens nor on the
+// heads that share it.
+TEST(CostTest, AMaskIsNotCopied) {
+  const auto masked = [](int64_t tokens, int64_t heads) {
+    Problem problem = SquareProblem(Path::kChunked, tokens);
+    problem.heads = heads;
+    problem.mask = MaskLayout{.dtype = DType::kFloat32, .query_stride = tokens, .key_stride = 1};
+    const int64_t with = CostOf(problem, 2).workspace_bytes;
+    problem.mask.reset();
+    return with - CostOf(problem, 2).workspace_bytes;
+  };
+  const int64_t packed = masked(512, 4);
+  EXPECT_GT(packed, 0);
+  EXPECT_LT(packed, 512 * 512 * 4);
+  EXPECT_EQ(masked(512, 8), packed);
+  EXPECT_EQ(masked(4096, 4), packed);
+}
+
 TEST(CostTest, ASecondSweepHoldsTwoNumbersARow) {
   Problem problem = SquareProblem(Path::kChunked, 1000);
   const int64_t one_sweep = CostOf(problem, 3, Kernel::kOneDnn).workspace_bytes;
