@@ -519,7 +519,7 @@ void ForwardImpl(const FusedGroup<S>& group, T* memory, const std::atomic<bool>&
   sweep.merge = sweep.seen.end > kFusedSegment || !problem.sinks.empty();
   sweep.dimensions = StripsOf(problem.value_width) * kStrip;
   sweep.change = ScoreChangeOf<T>(problem, group.head);
-  const bool shifts = group.mask.added();
+  const bool shifts = problem.AddsMask();
   for (int i = 0; shifts && i < scratch.count; ++i) {
     std::fill_n(scratch.panels[i].shift, LanesOfPanel(scratch.panels[i]), T{0});
   }

@@ -36,6 +36,7 @@ HeadMask<T>::HeadMask(const Problem& problem, const void* data, int64_t batch, i
   sink_ = problem.sinks.empty() ? kHiddenBias<double> : problem.sinks[head];
   if (!problem.mask.has_value()) return;
   const MaskLayout& mask = *problem.mask;
+  present_ = true;
   dtype_ = mask.dtype;
   query_stride_ = mask.query_stride;
   key_stride_ = mask.key_stride;

@@ -25,10 +25,10 @@ class HeadMask {
  public:
   // No mask.
   HeadMask() = default;
-  // data: of the problem's mask; unused where it has none.
+  // data: of the problem's mask; may be null where that has no elements, or there is none.
   HeadMask(const Problem& problem, const void* data, int64_t batch, int64_t head);
 
-  bool present() const { return data_ != nullptr; }
+  bool present() const { return present_; }
   // Whether its numbers are added; a BOOL mask only hides.
   bool added() const { return present() && dtype_ != DType::kBool; }
 
@@ -63,6 +63,7 @@ class HeadMask {
     return present() && key_stride_ == 1 ? At(query, key) : nullptr;
   }
 
+  bool present_ = false;
   const unsigned char* data_ = nullptr;  // of the head
   DType dtype_ = DType::kUnspecified;
   int64_t query_stride_ = 0;

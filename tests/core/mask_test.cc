@@ -68,6 +68,14 @@ TEST(HeadMaskTest, WithoutAMaskNothingIsHidden) {
   EXPECT_EQ(none.Shift(0, {0, 1}), 0);
 }
 
+TEST(HeadMaskTest, AMaskWithoutElementsIsAMask) {
+  AttendOptions options;
+  options.mask = TensorSpec{DType::kFloat64, {2, 0}};
+  const HeadMask<double> mask(ProblemOf<double>({.queries = 2, .keys = 0}, options), nullptr, 0, 0);
+  EXPECT_TRUE(mask.present() && mask.added());
+  EXPECT_EQ(mask.Shift(1, {0, 0}), 0);
+}
+
 TEST(HeadMaskTest, ShiftsByTheLargestNumberARowSeesWhereThatIsFar) {
   const double far = kFar<double>;
   struct Case {
