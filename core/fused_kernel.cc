@@ -491,12 +491,15 @@ bool SweepKeys(const FusedGroup<S>& group, const Sweep<T>& sweep, const Scratch<
   return true;
 }
 
-// Sets the rows' shifts by what a first sweep found. Returns whether there is any.
+// Sets the rows' shifts by what a first sweep found. Returns the panels where there is any.
 template <typename S, typename T = Wide<S>>
-bool FindShifts(const FusedGroup<S>& group, const Sweep<T>& sweep, const Scratch<T>& scratch) {
-  bool found = false;
+Scratch<T> FindShifts(const FusedGroup<S>& group, const Sweep<T>& sweep,
+                      const Scratch<T>& scratch) {
+  Scratch<T> shifted = scratch;
+  shifted.count = 0;
   for (int i = 0; i < scratch.count; ++i) {
     const Panel<T>& panel = scratch.panels[i];
+    bool found = false;
     const T* const references = sweep.merge ? panel.total_reference : panel.reference;
     for (int64_t lane = 0; lane < LanesOfPanel(panel); ++lane) {
       if (std::abs(references[lane]) < kFar<T>) continue;
@@ -504,8 +507,9 @@ bool FindShifts(const FusedGroup<S>& group, const Sweep<T>& sweep, const Scratch
       panel.shift[lane] = group.mask.Shift(query, group.problem->VisibleKeys(group.batch, query));
       found = found || panel.shift[lane] != 0;
     }
+    if (found) shifted.panels[shifted.count++] = panel;
   }
-  return found;
+  return shifted;
 }
 
 template <typename S, typename T = Wide<S>>
@@ -524,8 +528,9 @@ void ForwardImpl(const FusedGroup<S>& group, T* memory, const std::atomic<bool>&
     std::fill_n(scratch.panels[i].shift, LanesOfPanel(scratch.panels[i]), T{0});
   }
   if (!SweepKeys(group, sweep, scratch, stop)) return;
-  if (shifts && FindShifts(group, sweep, scratch) && !SweepKeys(group, sweep, scratch, stop)) {
-    return;
+  if (shifts) {
+    const Scratch<T> shifted = FindShifts(group, sweep, scratch);
+    if (shifted.count > 0 && !SweepKeys(group, sweep, shifted, stop)) return;
   }
   for (int i = 0; i < scratch.count; ++i) {
     FinishPanel(group, scratch.panels[i], sweep.merge, scratch);

@@ -14,10 +14,11 @@
 //   score      s_j = one chain of fma over d = 0 .. D-1 from 0, of key_jd and
 //              scale_log2 * query_d (rounded once). Then, where asked for, s_j = c tanh(s_j (1/c))
 //              with c the softcap times log2(e) and tanh of exp2-inl.h; then s_j = fma(b, log2(e),
-//              s_j) with b the mask's number less the row's shift, which is 0 at first; then s_j =
-//              fma(-a, x, s_j) with a the head's slope times log2(e), and x = |p - k| the distance
-//              of the query's position and the key, both counted from the block's first key and
-//              rounded to T. A hidden key has -infinity.
+//              s_j) with b the mask's number less the row's shift, which is 0 at first, and at
+//              least the lowest finite number; then s_j = fma(-a, x, s_j) with a the head's slope
+//              times log2(e), and x = |p - k| the distance of the query's position and the key,
+//              both counted from the block's first key and rounded to T. A hidden key has
+//              -infinity.
 //   reference  m, an integer, from -2^127 (double: -2^1023), 'no key yet'. For each group of
 //              4 keys at multiples of 4, with gm its largest visible score: where gm - m > 32,
 //              m' = rint(gm) + 32, and all that was summed so far is multiplied by 2^(m - m'),

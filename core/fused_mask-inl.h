@@ -110,7 +110,7 @@ HWY_INLINE void PackNumbers(const unsigned char* const* rows, int64_t keys, Vec<
   auto all = hidden;
   auto least = hn::Zero(d);
   const auto look = [&](Vec<T> v) HWY_ATTR {
-    if constexpr (kShift) v = hn::Sub(v, shift);
+    if constexpr (kShift) v = Shifted(d, v, shift);
     const auto bits = hn::BitCast(du, v);
     some = hn::Or(some, bits);
     all = hn::And(all, bits);

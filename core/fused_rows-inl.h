@@ -110,7 +110,9 @@ HWY_INLINE bool ChangeRow(const RowState<T>& row, int64_t first, KeyRange seen, 
   const auto step = [&](auto d, int64_t j) HWY_ATTR {
     auto score = hn::LoadU(d, scores + j);
     if (row.change.softcap != 0) score = Capped(d, row.change, score);
-    if (masked) score = Masked(d, hn::Sub(hn::LoadU(d, bias + j), hn::Set(d, row.shift)), score);
+    if (masked) {
+      score = Masked(d, Shifted(d, hn::LoadU(d, bias + j), hn::Set(d, row.shift)), score);
+    }
     if (row.change.slope != 0) {
       const auto key = hn::Iota(d, static_cast<T>(j));
       score = Sloped(d, row.change, hn::Abs(hn::Sub(hn::Set(d, position), key)), score);

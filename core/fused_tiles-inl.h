@@ -136,6 +136,15 @@ HWY_INLINE hn::Vec<D> Capped(D d, const ScoreChange<T>& change, hn::Vec<D> score
   const auto capped = Tanh(d, hn::Mul(score, hn::Set(d, change.inverse_softcap)));
   return hn::Mul(capped, hn::Set(d, change.softcap));
 }
+// A mask's number less its row's shift: -infinity only where that is what it says, and not by
+// overflow, since a key that is seen is not hidden.
+template <class D, typename T = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> Shifted(D d, hn::Vec<D> bias, hn::Vec<D> shift) {
+  const auto lowest = hn::Set(d, std::numeric_limits<T>::lowest());
+  const auto hidden = hn::Eq(bias, hn::Set(d, -std::numeric_limits<T>::infinity()));
+  const auto less = hn::Sub(bias, shift);
+  return hn::IfThenElse(hidden, bias, hn::IfThenElse(hn::Lt(less, lowest), lowest, less));
+}
 template <class D, typename T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> Added(D d, hn::Vec<D> bias, hn::Vec<D> score) {
   return hn::MulAdd(bias, hn::Set(d, T(std::numbers::log2e)), score);

@@ -159,11 +159,13 @@ absl::Status CheckPerHead(absl::string_view name, const std::vector<double>& val
 // What is done to a score after scale * q * k, and what the softmax holds beside the scores.
 absl::Status ApplyScoreOptions(const AttendOptions& options, Problem& problem) {
   const double cap = InBase2(options.softcap, problem.dtype);
-  if (!(options.softcap >= 0) || !std::isfinite(cap) || (cap == 0) != (options.softcap == 0)) {
-    return InvalidField("options.softcap", absl::StrCat("is ", options.softcap,
-                                                        ", must be 0 (none) or positive and "
-                                                        "finite in ",
-                                                        NameOf(problem.dtype)));
+  // A smaller one has no inverse.
+  const double least = problem.dtype == DType::kFloat64 ? std::numeric_limits<double>::min()
+                                                        : double{std::numeric_limits<float>::min()};
+  if (options.softcap != 0 && !(cap >= least && std::isfinite(cap))) {
+    return InvalidField("options.softcap",
+                        absl::StrCat("is ", options.softcap, ", must be 0 (none), or at least ",
+                                     least, " and finite in ", NameOf(problem.dtype)));
   }
   for (absl::Status status : {
            CheckPerHead(

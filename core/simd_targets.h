@@ -7,7 +7,15 @@
 #ifndef ATTENDANT_CORE_SIMD_TARGETS_H_
 #define ATTENDANT_CORE_SIMD_TARGETS_H_
 
-#define HWY_DISABLED_TARGETS \
-  ((1LL << 3) | (1LL << 4) | (1LL << 5) | (1LL << 6) | (1LL << 7) | (1LL << 11) | (1LL << 12))
+//
+// A sanitizer's build leaves AVX-512 out where the CPU has none: nothing there would run it.
+#ifdef ATTENDANT_WITHOUT_AVX512
+#define ATTENDANT_DISABLED_AVX512 (1LL << 8)
+#else
+#define ATTENDANT_DISABLED_AVX512 0
+#endif
+#define HWY_DISABLED_TARGETS                                                                    \
+  ((1LL << 3) | (1LL << 4) | (1LL << 5) | (1LL << 6) | (1LL << 7) | ATTENDANT_DISABLED_AVX512 | \
+   (1LL << 11) | (1LL << 12))
 
 #endif  // ATTENDANT_CORE_SIMD_TARGETS_H_

@@ -135,11 +135,12 @@ absl::StatusOr<Inputs> MakeInputs(const CallArguments& arguments) {
   return inputs;
 }
 
-// Takes away again what MakeRank4 gave a tensor of that rank.
-void RestoreRank(size_t rank, v1::Layout layout, Tensor& tensor) {
+// Takes away again what MakeRank4 gave a query of that rank. head_axis: where the tensor has its
+// heads; its batch is the first.
+void RestoreRank(size_t rank, int head_axis, Tensor& tensor) {
   std::vector<int64_t>& shape = tensor.shape;
+  if (rank < 3) shape.erase(shape.begin() + head_axis);
   if (rank < 4) shape.erase(shape.begin());
-  if (rank < 3) shape.erase(shape.begin() + (layout == v1::LAYOUT_BTHD ? 1 : 0));
 }
 
 // NumPy has no bfloat16 of its own: what it can hold of one is a float32.
@@ -151,6 +152,23 @@ Tensor ForNpy(const Tensor& tensor) {
   core::Widen(reinterpret_cast<const core::BFloat16*>(tensor.bytes.data()), count,
               reinterpret_cast<float*>(wide.bytes.data()));
   return wide;
+}
+
+absl::Status WriteResults(const CallArguments& arguments, const AttendResult& result, size_t rank) {
+  const std::pair<const std::string*, const Tensor*> files[] = {
+      {&arguments.out, &result.output},
+      {&arguments.out_weights, result.weights ? &*result.weights : nullptr},
+      {&arguments.out_logsumexp, result.logsumexp ? &*result.logsumexp : nullptr},
+      {&arguments.out_key_sums, result.key_sums ? &*result.key_sums : nullptr}};
+  for (const auto& [path, tensor] : files) {
+    if (path->empty() || tensor == nullptr) continue;
+    const bool tokens_first =
+        tensor == &result.output && arguments.options.layout() == v1::LAYOUT_BTHD;
+    Tensor written = ForNpy(*tensor);
+    RestoreRank(rank, tokens_first ? 2 : 1, written);
+    if (absl::Status status = WriteNpy(*path, written); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 void PrintWeights(const Tensor& weights, int64_t head) {
@@ -196,6 +214,9 @@ ExitCode RunCall(const Connector& connect, const CallArguments& arguments) {
     }
     options.set_return_weights(true);
   }
+  if (!arguments.out_weights.empty()) options.set_return_weights(true);
+  if (!arguments.out_logsumexp.empty()) options.set_return_logsumexp(true);
+  if (!arguments.out_key_sums.empty()) options.set_return_key_sums(true);
   if (!arguments.mask.empty()) {
     auto mask = ReadNpy(arguments.mask);
     if (!mask.ok()) return Fail(kBadFile, std::string(mask.status().message()));
@@ -210,11 +231,9 @@ ExitCode RunCall(const Connector& connect, const CallArguments& arguments) {
       (*client)->Attend(inputs->query.ref(), inputs->key.ref(), inputs->value.ref(), options);
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   if (!result.ok()) return Fail(result.status());
-  RestoreRank(inputs->rank, arguments.options.layout(), result->output);
-  if (!arguments.out.empty()) {
-    absl::Status status = WriteNpy(arguments.out, ForNpy(result->output));
-    if (!status.ok()) return Fail(kBadFile, std::string(status.message()));
-  }
+  const absl::Status written = WriteResults(arguments, *result, inputs->rank);
+  if (!written.ok()) return Fail(kBadFile, std::string(written.message()));
+  RestoreRank(inputs->rank, arguments.options.layout() == v1::LAYOUT_BTHD ? 2 : 1, result->output);
   Print(*result, wall.count());
   if (arguments.print_weights.has_value() && inputs->query.shape[0] > 0) {
     PrintWeights(*result->weights, *arguments.print_weights);

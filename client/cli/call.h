@@ -25,7 +25,12 @@ struct CallArguments {
   std::optional<uint32_t> random;
   v1::DataType random_dtype = v1::DATA_TYPE_FLOAT32;
   std::string mask;  // .npy, of bool or numbers; empty: none
-  std::string out;   // .npy, of the query's rank; empty: not written
+  // .npy files to write, of the query's rank or what is left of it; empty: not written, and the
+  // last three are not asked for either.
+  std::string out;
+  std::string out_weights;
+  std::string out_logsumexp;
+  std::string out_key_sums;
   v1::AttendOptions options;
   std::optional<int64_t> print_weights;  // the head of the first batch whose weights are drawn
 };

@@ -4,7 +4,11 @@
 #include <cstdio>
 #include <map>
 #include <string>
+#include <tuple>
+#include <type_traits>
+#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/call.h"
 #include "client/cli/exit_code.h"
@@ -79,16 +83,47 @@ CLI::Option* AddChoice(CLI::App& app, const std::string& flag, const std::string
       ->type_name(names);
 }
 
+// A number that its type holds. CLI11's own reading takes one that does not for the nearest that
+// does.
+template <typename Number>
+Number ParseNumber(const std::string& flag, const std::string& text) {
+  Number number = 0;
+  if constexpr (std::is_integral_v<Number>) {
+    if (absl::SimpleAtoi(text, &number)) return number;
+    throw CLI::ValidationError(flag, "'" + text + "' is no whole number of 64 bits");
+  } else {
+    const bool is_zero = text.find_first_of("123456789") == std::string::npos;
+    const bool is_number = absl::SimpleAtod(text, &number);
+    const bool is_infinity = text.find_first_of("iI") != std::string::npos;
+    if (is_number && (number != 0 || is_zero) && (std::isfinite(number) || is_infinity)) {
+      return number;
+    }
+    throw CLI::ValidationError(
+        flag, "'" + text + (is_number ? "' is no number that fits in 64 bits" : "' is no number"));
+  }
+}
+
+template <typename Number>
+CLI::Option* AddNumber(CLI::App& app, const std::string& flag, const std::string& help,
+                       std::function<void(Number)> set) {
+  return app
+      .add_option_function<std::string>(
+          flag, [=](const std::string& text) { set(ParseNumber<Number>(flag, text)); }, help)
+      ->type_name(std::is_integral_v<Number> ? "N" : "X");
+}
+
 // Numbers separated by commas.
 template <typename Number>
 void AddList(CLI::App& app, const std::string& flag, const std::string& help,
              google::protobuf::RepeatedField<Number>* field) {
-  app.add_option_function<std::vector<Number>>(
+  app.add_option_function<std::vector<std::string>>(
          flag,
-         [=](const std::vector<Number>& numbers) { field->Assign(numbers.begin(), numbers.end()); },
+         [=](const std::vector<std::string>& texts) {
+           for (const std::string& text : texts) field->Add(ParseNumber<Number>(flag, text));
+         },
          help)
       ->delimiter(',')
-      ->type_name("N,...");
+      ->type_name(std::is_integral_v<Number> ? "N,..." : "X,...");
 }
 
 void AddCallOptions(CLI::App& call, CallArguments& arguments) {
@@ -115,8 +150,17 @@ void AddCallOptions(CLI::App& call, CallArguments& arguments) {
                                {"bfloat16", v1::DATA_TYPE_BFLOAT16}},
                               [&](v1::DataType choice) { arguments.random_dtype = choice; });
   dtype->needs(random);
-  call.add_option("--out", arguments.out,
-                  "Where to write the output, a .npy file (bfloat16 as float32)");
+  const std::tuple<const char*, const char*, std::string*> results[] = {
+      {"--out", "output", &arguments.out},
+      {"--out_weights", "softmax weights", &arguments.out_weights},
+      {"--out_logsumexp", "logsumexp", &arguments.out_logsumexp},
+      {"--out_key_sums", "sums of each key's weights", &arguments.out_key_sums}};
+  for (const auto& [flag, what, path] : results) {
+    call.add_option(
+            flag, *path,
+            absl::StrCat("Where to write the ", what, ", a .npy file (bfloat16 as float32)"))
+        ->type_name("FILE");
+  }
   call.add_option_function<std::vector<int64_t>>(
           "--print-weights",
           [&](const std::vector<int64_t>& heads) {
@@ -147,18 +191,15 @@ void AddCallOptions(CLI::App& call, CallArguments& arguments) {
                   arguments.options.mutable_alibi_slopes());
   AddList<double>(call, "--sinks", "Each head's logit that weighs and has no value (none)",
                   arguments.options.mutable_sinks());
-  call.add_option_function<double>(
-      "--softcap", [&](double softcap) { arguments.options.set_softcap(softcap); },
-      "Bound of the scores, softcap * tanh(score / softcap) (0: none)");
-  call.add_option_function<int64_t>(
-      "--window_left", [&](int64_t keys) { arguments.options.mutable_window()->set_left(keys); },
-      "Keys before its own that a query sees (all)");
-  call.add_option_function<int64_t>(
-      "--window_right", [&](int64_t keys) { arguments.options.mutable_window()->set_right(keys); },
-      "Keys after its own that a query sees (all)");
-  call.add_option_function<double>(
-      "--scale", [&](double scale) { arguments.options.set_scale(scale); },
-      "Factor of the scores (1/sqrt(width))");
+  AddNumber<double>(call, "--softcap",
+                    "Bound of the scores, softcap * tanh(score / softcap) (0: none)",
+                    [&](double softcap) { arguments.options.set_softcap(softcap); });
+  AddNumber<int64_t>(call, "--window_left", "Keys before its own that a query sees (all)",
+                     [&](int64_t keys) { arguments.options.mutable_window()->set_left(keys); });
+  AddNumber<int64_t>(call, "--window_right", "Keys after its own that a query sees (all)",
+                     [&](int64_t keys) { arguments.options.mutable_window()->set_right(keys); });
+  AddNumber<double>(call, "--scale", "Factor of the scores (1/sqrt(width))",
+                    [&](double scale) { arguments.options.set_scale(scale); });
   call.callback([query, random] {
     if (query->count() + random->count() == 0) {
       throw CLI::ValidationError("call",

@@ -184,6 +184,29 @@ TYPED_TEST(AttendMaskTest, TheDifferenceOfSentinelsDecides) {
   }
 }
 
+// However far below the row's largest a finite number is, its key is seen: a NaN there reaches the
+// row, whoever its neighbours are.
+TYPED_TEST(AttendMaskTest, AKeyFarBelowTheOthersIsSeen) {
+  using T = typename TestFixture::Real;
+  const double lowest = static_cast<double>(std::numeric_limits<T>::lowest());
+  for (const int64_t queries : {1, 3, 40}) {
+    AttendOptions options;
+    options.mask = TensorSpec{DTypeOf<T>(), {2}};
+    const Problem problem = ProblemOf<T>({.queries = queries, .keys = 2}, options);
+    Inputs<T> inputs{std::vector<T>(static_cast<size_t>(queries), 0), {1, 1}, {1, 1}};
+    inputs.mask = MaskOf(DTypeOf<T>(), {-lowest, lowest});
+    for (std::vector<T>* const poisoned : {&inputs.key, &inputs.value}) {
+      poisoned->back() = NaNs<T>()[0];
+      for (const Path path : kBothPaths) {
+        for (const T output : Compute(On(path, problem), inputs, this->scheduler_).output) {
+          EXPECT_TRUE(std::isnan(output)) << NameOf(path) << ", " << queries << " queries";
+        }
+      }
+      poisoned->back() = 1;
+    }
+  }
+}
+
 // A sink of an ordinary size outweighs keys that are far below it, and nothing of it is left beside
 // keys that are far above.
 TYPED_TEST(AttendMaskTest, ASinkStandsBesideSentinels) {

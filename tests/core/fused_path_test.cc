@@ -276,9 +276,9 @@ TYPED_TEST(FusedPathTest, ShiftedRowsHaveTheBitsOfTheReference) {
   const double lowest = static_cast<double>(std::numeric_limits<T>::lowest());
   const double far = static_cast<double>(kFar<T>);
   const double kinds[][2] = {
-      {0, -1},          {lowest, lowest},  {lowest, lowest / 2}, {-2 * far, -far},
-      {0, lowest},      {kHidden, lowest}, {kHidden, kHidden},   {-lowest, 0},
-      {far, 1.5 * far}, {-0.9 * far, -far}};
+      {0, -1},          {lowest, lowest},   {lowest, lowest / 2}, {-2 * far, -far},
+      {0, lowest},      {kHidden, lowest},  {kHidden, kHidden},   {-lowest, 0},
+      {far, 1.5 * far}, {-0.9 * far, -far}, {-lowest, lowest}};
   for (const bool sinks : {false, true}) {
     for (const int64_t queries : {3, 30, 200}) {
       for (const int64_t keys : {70, 4100}) {

@@ -177,7 +177,8 @@ class FusedReference {
     for (int64_t d = 0; d < key_.columns; ++d) s = std::fma(key_.Row(j)[d], query_[d], s);
     if (scores_.softcap != 0) s = Tanh(s * (1 / scores_.softcap)) * scores_.softcap;
     if (!scores_.bias.empty()) {
-      s = std::fma(scores_.bias[j] - shift_, T(std::numbers::log2e), s);
+      const T bias = std::max(scores_.bias[j] - shift_, std::numeric_limits<T>::lowest());
+      s = std::fma(bias, T(std::numbers::log2e), s);
     }
     if (scores_.slope != 0) {
       const int64_t origin = j / rule_.block * rule_.block;

@@ -427,8 +427,8 @@ TEST(MakeProblemTest, RefusesWhatCannotChangeScores) {
     std::vector<std::string> texts;
   };
   const Case cases[] = {
-      {"options.softcap", -1, {}, {}, {"is -1", "positive"}},
-      {"options.softcap", kNaN, {}, {}, {"is nan", "positive"}},
+      {"options.softcap", -1, {}, {}, {"is -1", "at least"}},
+      {"options.softcap", kNaN, {}, {}, {"is nan", "at least"}},
       {"options.softcap", kInfinity, {}, {}, {"is inf", "finite"}},
       {"options.softcap", 1e-60, {}, {}, {"1e-60", "FLOAT32"}},
       {"options.alibi_slopes", 0, {1}, {}, {"has 1", "must have 4", "one a query head"}},

@@ -49,6 +49,22 @@ exits 0 '^output +\(6, 5\)' "$bin/attend" call --shape=6,5 --random=1 --dtype=bf
   --out="$work/brain.npy"
 [ "$(stat -c %s "$work/brain.npy")" = "$((128 + 4 * 6 * 5))" ] || fail "size of the bfloat16 output"
 
+# What else is computed, of the query's rank.
+exits 0 '^output +\(2, 6, 5\)' "$bin/attend" call --shape=2,6,5 --random=1 \
+  --out_weights="$work/weights.npy" --out_logsumexp="$work/logsumexp.npy" \
+  --out_key_sums="$work/key_sums.npy"
+grep -q "'shape': (2, 6, 6)" "$work/weights.npy" || fail "shape of the weights"
+grep -q "'shape': (2, 6)" "$work/logsumexp.npy" || fail "shape of the logsumexp"
+grep -q "'shape': (2, 6)" "$work/key_sums.npy" || fail "shape of the key sums"
+
+# A number that does not fit is not taken for the nearest that does.
+exits 2 'softcap: .1e-400. is no number that fits' "$bin/attend" call --shape=1,1 --random=1 \
+  --softcap=1e-400
+exits 2 'key_lengths: .99999999999999999999. is no whole number of 64 bits' "$bin/attend" call \
+  --shape=1,1 --random=1 --key_lengths=1,99999999999999999999
+exits 5 'options.softcap: is 1e-39, must be 0 .none., or at least 1.17549e-38' "$bin/attend" call \
+  --shape=1,1 --random=1 --softcap=1e-39
+
 # A map of the weights: causal, and every key a row sees weighs as much.
 exits 0 '^weights +head 1: 4 queries by 4 keys, @ = 1$' "$bin/attend" call --shape=1,2,4,3 \
   --random=1 --scale=0 --causal=top-left --print-weights=1
