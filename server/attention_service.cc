@@ -11,6 +11,7 @@
 #include "core/errors.h"
 #include "core/explicit_path.h"
 #include "core/head.h"
+#include "core/merge.h"
 #include "core/version.h"
 #include "server/codec.h"
 #include "server/status.h"
@@ -110,7 +111,7 @@ class AttentionService::Call final : public grpc::ServerUnaryReactor {
 
  private:
   void Submit(Work work) {
-    path_ = LabelOf(work.path);
+    if (work.stats != nullptr) path_ = LabelOf(work.path);
     service_.metrics_.JobStarted(work.flops);
     std::vector<core::Stage> stages = std::exchange(work.stages, {});
     auto job = std::make_shared<core::Job>(
@@ -129,7 +130,7 @@ class AttentionService::Call final : public grpc::ServerUnaryReactor {
   void OnJobDone(const Work& work, const absl::Status& status, const core::JobTimes& times) {
     service_.metrics_.JobEnded(work.flops);
     if (status.ok()) {
-      RecordCompletion(work, times);
+      if (work.stats != nullptr) RecordCompletion(work, times);
     } else if (absl::IsResourceExhausted(status)) {
       service_.metrics_.Shed(ShedReason::kMemory);
     } else if (!absl::IsInternal(status)) {
@@ -232,6 +233,23 @@ grpc::ServerUnaryReactor* AttentionService::Head(grpc::CallbackServerContext* co
   });
 }
 
+grpc::ServerUnaryReactor* AttentionService::Merge(grpc::CallbackServerContext* context,
+                                                  const v1::MergeRequest* request,
+                                                  v1::MergeResponse* response) {
+  return Run(context, Method::kMerge, [&](core::Workspace&) -> absl::StatusOr<Work> {
+    const auto problem = ProblemOf(*request);
+    if (!problem.ok()) return problem.status();
+    absl::Status fits = CheckResponseBytes(core::ResponseBytes(*problem));
+    if (!fits.ok()) return fits;
+    Work work;
+    work.stages = core::WithStored(problem->dtype, [&]<typename S>() {
+      return core::MergeStages<S>(*problem, TensorsOf<S>(*problem, *request, response));
+    });
+    work.flops = core::MergeFlops(*problem);
+    return work;
+  });
+}
+
 grpc::ServerUnaryReactor* AttentionService::Info(grpc::CallbackServerContext* context,
                                                  const v1::InfoRequest*,
                                                  v1::InfoResponse* response) {
@@ -268,11 +286,6 @@ grpc::ServerUnaryReactor* AttentionService::Estimate(grpc::CallbackServerContext
                                                      const v1::EstimateRequest*,
                                                      v1::EstimateResponse*) {
   return Unserved(context, "Estimate");
-}
-
-grpc::ServerUnaryReactor* AttentionService::Merge(grpc::CallbackServerContext* context,
-                                                  const v1::MergeRequest*, v1::MergeResponse*) {
-  return Unserved(context, "Merge");
 }
 
 absl::Status AttentionService::CheckResponseBytes(int64_t bytes) const {

@@ -29,12 +29,14 @@ namespace attendant::server {
 // What a call computes, ready to be submitted.
 struct Work {
   std::vector<core::Stage> stages;
+  int64_t flops = 0;  // of the matrix products
+  // Of the response, filled in when the work is complete. Null where the call is no attention: then
+  // it has no path, and what is below means nothing.
+  v1::Stats* stats = nullptr;
   core::Path path = core::Path::kChunked;
   core::DType dtype = core::DType::kFloat32;
   int64_t tokens = 0;          // max(Tq, Tk)
-  int64_t flops = 0;           // of the matrix products
   int64_t explicit_bytes = 0;  // of workspace, had the call been explicit
-  v1::Stats* stats = nullptr;  // of the response, filled in when the work is complete
 };
 
 // Thread-safe. Every call gets exactly one final status; a call that is cancelled or late gives its
@@ -56,6 +58,9 @@ class AttentionService final : public v1::Attention::CallbackService {
   grpc::ServerUnaryReactor* Head(grpc::CallbackServerContext* context,
                                  const v1::HeadRequest* request,
                                  v1::HeadResponse* response) override;
+  grpc::ServerUnaryReactor* Merge(grpc::CallbackServerContext* context,
+                                  const v1::MergeRequest* request,
+                                  v1::MergeResponse* response) override;
   grpc::ServerUnaryReactor* Info(grpc::CallbackServerContext* context,
                                  const v1::InfoRequest* request,
                                  v1::InfoResponse* response) override;
@@ -72,9 +77,6 @@ class AttentionService final : public v1::Attention::CallbackService {
   grpc::ServerUnaryReactor* Estimate(grpc::CallbackServerContext* context,
                                      const v1::EstimateRequest* request,
                                      v1::EstimateResponse* response) override;
-  grpc::ServerUnaryReactor* Merge(grpc::CallbackServerContext* context,
-                                  const v1::MergeRequest* request,
-                                  v1::MergeResponse* response) override;
 
   // New calls are answered UNAVAILABLE from now on; running ones go on.
   void StopAccepting();

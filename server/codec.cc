@@ -203,6 +203,30 @@ absl::StatusOr<core::HeadProblem> ProblemOf(const v1::HeadRequest& request) {
   return problem;
 }
 
+absl::StatusOr<core::MergeProblem> ProblemOf(const v1::MergeRequest& request) {
+  const auto name = [](int index, const char* tensor) {
+    return absl::StrCat("parts[", index, "].", tensor);
+  };
+  std::vector<core::MergePartSpec> parts(static_cast<size_t>(request.parts_size()));
+  for (int i = 0; i < request.parts_size(); ++i) {
+    auto output = SpecOf(name(i, "output"), request.parts(i).output());
+    if (!output.ok()) return output.status();
+    auto logsumexp = SpecOf(name(i, "logsumexp"), request.parts(i).logsumexp());
+    if (!logsumexp.ok()) return logsumexp.status();
+    parts[i] = {*std::move(output), *std::move(logsumexp)};
+  }
+  auto problem = core::MakeMergeProblem(parts);
+  if (!problem.ok()) return problem;
+  for (int i = 0; i < request.parts_size(); ++i) {
+    const v1::MergePart& part = request.parts(i);
+    for (absl::Status status : {CheckBytes(name(i, "output"), part.output()),
+                                CheckBytes(name(i, "logsumexp"), part.logsumexp())}) {
+      if (!status.ok()) return status;
+    }
+  }
+  return problem;
+}
+
 void MakeTensor(core::DType dtype, const std::vector<int64_t>& shape, v1::Tensor* tensor) {
   tensor->set_dtype(DTypeToProto(dtype));
   int64_t bytes = core::SizeOf(dtype);
@@ -272,6 +296,20 @@ core::HeadTensors<T> TensorsOf(const core::HeadProblem& head, const v1::HeadRequ
   return t;
 }
 
+template <typename S>
+core::MergeTensors<S> TensorsOf(const core::MergeProblem& p, const v1::MergeRequest& request,
+                                v1::MergeResponse* response) {
+  MakeTensor(p.dtype, {p.batch, p.heads, p.queries, p.value_width}, response->mutable_output());
+  MakeTensor(core::WideOf(p.dtype), {p.batch, p.heads, p.queries}, response->mutable_logsumexp());
+  core::MergeTensors<S> t;
+  for (const v1::MergePart& part : request.parts()) {
+    t.parts.push_back({Elements<S>(part.output()), Elements<core::Wide<S>>(part.logsumexp())});
+  }
+  t.output = MutableElements<S>(response->mutable_output());
+  t.logsumexp = MutableElements<core::Wide<S>>(response->mutable_logsumexp());
+  return t;
+}
+
 template core::AttendTensors<float> TensorsOf(const core::Problem&, const v1::AttendRequest&,
                                               v1::AttendResponse*);
 template core::HeadTensors<float> TensorsOf(const core::HeadProblem&, const v1::HeadRequest&,
@@ -290,6 +328,14 @@ template core::AttendTensors<core::BFloat16> TensorsOf(const core::Problem&,
                                                        v1::AttendResponse*);
 template core::HeadTensors<core::BFloat16> TensorsOf(const core::HeadProblem&,
                                                      const v1::HeadRequest&, v1::HeadResponse*);
+template core::MergeTensors<float> TensorsOf(const core::MergeProblem&, const v1::MergeRequest&,
+                                             v1::MergeResponse*);
+template core::MergeTensors<double> TensorsOf(const core::MergeProblem&, const v1::MergeRequest&,
+                                              v1::MergeResponse*);
+template core::MergeTensors<core::Float16> TensorsOf(const core::MergeProblem&,
+                                                     const v1::MergeRequest&, v1::MergeResponse*);
+template core::MergeTensors<core::BFloat16> TensorsOf(const core::MergeProblem&,
+                                                      const v1::MergeRequest&, v1::MergeResponse*);
 
 v1::Path PathOf(core::Path path) {
   return path == core::Path::kExplicit ? v1::PATH_EXPLICIT : v1::PATH_CHUNKED;

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "attendant/v1/attention.pb.h"
 #include "core/head.h"
+#include "core/merge.h"
 #include "core/problem.h"
 #include "core/tensor_view.h"
 
@@ -31,6 +32,7 @@ absl::Status CheckBytes(absl::string_view name, const v1::Tensor& tensor);
 // INVALID_ARGUMENT or UNIMPLEMENTED naming the field.
 absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request);
 absl::StatusOr<core::HeadProblem> ProblemOf(const v1::HeadRequest& request);
+absl::StatusOr<core::MergeProblem> ProblemOf(const v1::MergeRequest& request);
 
 // Sets dtype and shape, and makes the data that long.
 void MakeTensor(core::DType dtype, const std::vector<int64_t>& shape, v1::Tensor* tensor);
@@ -52,6 +54,9 @@ core::AttendTensors<S> TensorsOf(const core::Problem& problem, const v1::AttendR
 template <typename S>
 core::HeadTensors<S> TensorsOf(const core::HeadProblem& problem, const v1::HeadRequest& request,
                                v1::HeadResponse* response);
+template <typename S>
+core::MergeTensors<S> TensorsOf(const core::MergeProblem& problem, const v1::MergeRequest& request,
+                                v1::MergeResponse* response);
 
 // PATH_EXPLICIT or PATH_CHUNKED.
 v1::Path PathOf(core::Path path);

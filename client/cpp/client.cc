@@ -6,7 +6,6 @@
 #include <grpcpp/security/credentials.h>
 
 #include <chrono>
-#include <initializer_list>
 #include <limits>
 #include <utility>
 
@@ -34,7 +33,7 @@ Tensor Take(v1::Tensor* from) {
 }
 
 // gRPC keeps a message's length in 31 bits and aborts beyond. Checked before anything is copied.
-absl::Status CheckSize(std::initializer_list<const TensorRef*> tensors) {
+absl::Status CheckSize(absl::Span<const TensorRef* const> tensors) {
   // For shapes, options and lengths.
   constexpr uint64_t kOverhead = 1 << 20;
   constexpr uint64_t kLargest = std::numeric_limits<int32_t>::max() - kOverhead;
@@ -133,6 +132,25 @@ absl::StatusOr<HeadResult> Client::Head(const HeadInputs& inputs,
                     Take(response.mutable_key()),     Take(response.mutable_value()),
                     Take(response.mutable_logits()),  Take(response.mutable_weights()),
                     Take(response.mutable_context()), std::move(*response.mutable_stats())};
+}
+
+absl::StatusOr<MergeResult> Client::Merge(absl::Span<const MergePart> parts) {
+  std::vector<const TensorRef*> tensors;
+  for (const MergePart& part : parts)
+    tensors.insert(tensors.end(), {&part.output, &part.logsumexp});
+  if (absl::Status status = CheckSize(tensors); !status.ok()) return status;
+  v1::MergeRequest request;
+  v1::MergeResponse response;
+  for (const MergePart& part : parts) {
+    v1::MergePart* const to = request.add_parts();
+    Fill(part.output, to->mutable_output());
+    Fill(part.logsumexp, to->mutable_logsumexp());
+  }
+  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
+    return stubs_->attention->Merge(context, request, &response);
+  });
+  if (!status.ok()) return status;
+  return MergeResult{Take(response.mutable_output()), Take(response.mutable_logsumexp())};
 }
 
 absl::StatusOr<v1::InfoResponse> Client::Info() {

@@ -110,6 +110,18 @@ struct HeadResult {
   v1::Stats stats;
 };
 
+// Attention over one part of the keys, as Attend returned it with its logsumexp.
+struct MergePart {
+  TensorRef output;     // (B, H, Tq, Dv)
+  TensorRef logsumexp;  // (B, H, Tq)
+};
+
+// Attention over all parts.
+struct MergeResult {
+  Tensor output;     // (B, H, Tq, Dv)
+  Tensor logsumexp;  // (B, H, Tq)
+};
+
 struct ClientOptions {
   // How long Connect waits for the server.
   absl::Duration connect_timeout = absl::Seconds(5);
@@ -137,6 +149,10 @@ class Client {
 
   // A whole attention layer.
   absl::StatusOr<HeadResult> Head(const HeadInputs& inputs, const v1::AttendOptions& options = {});
+
+  // Joins attention over disjoint ranges of keys into attention over all of them. A sink belongs
+  // to one of the parts only.
+  absl::StatusOr<MergeResult> Merge(absl::Span<const MergePart> parts);
 
   absl::StatusOr<v1::InfoResponse> Info();
 

@@ -64,6 +64,30 @@ TEST_F(ClientTest, HeadReturnsIntermediatesOnRequest) {
   EXPECT_THAT(full->query.values<double>(), ElementsAre(2, 4));
 }
 
+TEST_F(ClientTest, PartsOfTheKeysMergeIntoTheWhole) {
+  const std::vector<float> query = {1};
+  const std::vector<float> keys = {0.5, -1, 2};
+  const std::vector<float> values = {1, 3, 9};
+  v1::AttendOptions options;
+  options.set_return_logsumexp(true);
+  const auto attend = [&](size_t first, size_t count) {
+    const std::vector<int64_t> shape = {1, 1, static_cast<int64_t>(count), 1};
+    return client_
+        ->Attend({query, {1, 1, 1, 1}}, {absl::MakeConstSpan(keys).subspan(first, count), shape},
+                 {absl::MakeConstSpan(values).subspan(first, count), shape}, options)
+        .value();
+  };
+  const AttendResult whole = attend(0, 3);
+  const AttendResult low = attend(0, 1);
+  const AttendResult high = attend(1, 2);
+  const auto merged = client_->Merge(
+      {{low.output.ref(), low.logsumexp->ref()}, {high.output.ref(), high.logsumexp->ref()}});
+  ASSERT_TRUE(merged.ok()) << merged.status();
+  EXPECT_FLOAT_EQ(merged->output.values<float>()[0], whole.output.values<float>()[0]);
+  EXPECT_FLOAT_EQ(merged->logsumexp.values<float>()[0], whole.logsumexp->values<float>()[0]);
+  EXPECT_EQ(client_->Merge({}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(ClientTest, AServersErrorKeepsItsCodeAndField) {
   const std::vector<float> one = {1};
   const auto result = client_->Attend({one, {1, 1, 1, 1}}, {one, {1, 1, 1}}, {one, {1, 1, 1, 1}});

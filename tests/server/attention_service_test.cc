@@ -239,7 +239,7 @@ TEST_F(AttentionServiceTest, WhatIsNotServedYetIsUnimplemented) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
     EXPECT_THAT(status.error_message(), HasSubstr("is not served by version"));
   };
-  grpc::ClientContext contexts[5];
+  grpc::ClientContext contexts[4];
   for (grpc::ClientContext& context : contexts) SetTestDeadline(context);
   v1::BackwardResponse backward;
   expect_unimplemented(stub_->Backward(&contexts[0], {}, &backward));
@@ -247,9 +247,35 @@ TEST_F(AttentionServiceTest, WhatIsNotServedYetIsUnimplemented) {
   expect_unimplemented(stub_->Check(&contexts[1], {}, &check));
   v1::EstimateResponse estimate;
   expect_unimplemented(stub_->Estimate(&contexts[2], {}, &estimate));
-  v1::MergeResponse merge;
-  expect_unimplemented(stub_->Merge(&contexts[3], {}, &merge));
-  expect_unimplemented(stub_->AttendStream(&contexts[4])->Finish());
+  expect_unimplemented(stub_->AttendStream(&contexts[3])->Finish());
+}
+
+TEST_F(AttentionServiceTest, PartsOfTheKeysAreMerged) {
+  v1::MergeRequest request;
+  for (const float value : {1.f, 3.f}) {
+    v1::MergePart* const part = request.add_parts();
+    SetTensor<float>(v1::DATA_TYPE_FLOAT32, {1, 1, 2, 1}, {value, value}, part->mutable_output());
+    SetTensor<float>(v1::DATA_TYPE_FLOAT32, {1, 1, 2}, {0, value == 1 ? 0 : -INFINITY},
+                     part->mutable_logsumexp());
+  }
+  v1::MergeResponse response;
+  const auto merge = [&] {
+    grpc::ClientContext context;
+    SetTestDeadline(context);
+    return stub_->Merge(&context, request, &response);
+  };
+  ASSERT_TRUE(merge().ok());
+  EXPECT_THAT(ValuesOf<float>(response.output()), ElementsAre(2, 1));
+  EXPECT_THAT(response.logsumexp().shape(), ElementsAre(1, 1, 2));
+  EXPECT_FLOAT_EQ(ValuesOf<float>(response.logsumexp())[0], std::log(2.f));
+  EXPECT_THAT(metrics_.Text(),
+              HasSubstr("attendant_requests_total{code=\"OK\",method=\"Merge\",path=\"none\"} 1"));
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_inflight_flops 0"));
+
+  request.mutable_parts(1)->mutable_output()->mutable_data()->pop_back();
+  const grpc::Status status = merge();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("parts[1].output.data: has 7 bytes"));
 }
 
 TEST_F(AttentionServiceTest, ADeadlineThatPassesInTheQueueIsNeverComputed) {
