@@ -8,9 +8,6 @@
 
 namespace attendant::core {
 
-namespace {
-
-// Whatever the sizes are: not an element is asked for, so there is nothing to compute.
 bool ReturnsNothing(const Problem& p) {
   const auto empty = [](std::initializer_list<int64_t> sizes) {
     return CheckedProduct(sizes) == 0;
@@ -20,8 +17,6 @@ bool ReturnsNothing(const Problem& p) {
          (!p.return_logsumexp || empty({p.batch, p.heads, p.queries})) &&
          (!p.return_key_sums || empty({p.batch, p.heads, p.keys}));
 }
-
-}  // namespace
 
 template <typename S>
 absl::StatusOr<std::vector<Stage>> AttendStages(const Problem& problem,

@@ -36,6 +36,9 @@ struct Resources {
   Kernel kernel = Kernel::kFused;  // of the chunked path
 };
 
+// Whether every tensor that would be returned is empty: then there is no stage.
+bool ReturnsNothing(const Problem& problem);
+
 // The stages that compute a problem. They may write to the output at any time, and have written
 // all of it when the last of them is complete.
 // Returns RESOURCE_EXHAUSTED where the workspace does not suffice.

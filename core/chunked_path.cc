@@ -10,6 +10,7 @@
 #include "core/gemm.h"
 #include "core/half.h"
 #include "core/head_scores.h"
+#include "core/scratch_pool.h"
 #include "core/second_sweep.h"
 #include "core/softmax.h"
 #include "core/tiling.h"
@@ -71,6 +72,12 @@ int64_t ScratchElements(const Problem& problem) {
                         WideQueries(problem), WideRows(problem)});
 }
 
+// Of the stage that has most.
+int64_t MostTiles(const Problem& p) {
+  const int64_t weights = NeedsSecondSweep(p) ? Tiling(p, p.keys, kKeyBlock).tiles() : 0;
+  return std::max(Tiling(p, p.queries, kQueryBlock).tiles(), weights);
+}
+
 // Tensors are stored as S.
 template <typename S>
 class ChunkedJob {
@@ -81,13 +88,13 @@ class ChunkedJob {
       : problem_(problem),
         tensors_(tensors),
         workspace_(resources.workspace),
-        scratch_(resources.threads) {}
+        scratch_(resources.threads, MostTiles(problem)) {}
 
   absl::Status Allocate() { return rows_.Allocate(problem_, *workspace_); }
 
   // First sweep: a block of queries against all their keys.
   absl::Status Forward(const Tiling::Block& block, const TileContext& context) {
-    absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
+    const auto scratch = GetScratch(context.worker);
     if (!scratch.ok()) return scratch.status();
     QueryGroup<T> group = Start(block, **scratch);
     const KeyRange seen = problem_.VisibleKeysOfAny(block.batch, block.first, block.count);
@@ -109,7 +116,7 @@ class ChunkedJob {
 
   // Second sweep: a block of keys against all queries, in query order.
   absl::Status Weights(const Tiling::Block& block, const TileContext& context) {
-    absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
+    const auto scratch = GetScratch(context.worker);
     if (!scratch.ok()) return scratch.status();
     const KeyRange keys{block.first, block.first + block.count};
     const auto query = tensors_.query.Head(block.batch, block.head);
@@ -143,8 +150,8 @@ class ChunkedJob {
   }
 
  private:
-  absl::StatusOr<Scratch<T>*> GetScratch(int worker) {
-    return scratch_.Get(worker, [&]() -> absl::StatusOr<Scratch<T>> {
+  auto GetScratch(int worker) {
+    return scratch_.Take(worker, [&]() -> absl::StatusOr<Scratch<T>> {
       Scratch<T> scratch;
       absl::Status status = workspace_->AllocateAll<T>({
           {&scratch.query, WideQueries(problem_)},
@@ -293,7 +300,7 @@ class ChunkedJob {
   const Problem problem_;
   const AttendTensors<S> tensors_;
   Workspace* const workspace_;
-  PerWorker<Scratch<T>> scratch_;
+  ScratchPool<Scratch<T>> scratch_;
   RowStates<T> rows_;
 };
 
@@ -302,8 +309,10 @@ class ChunkedJob {
 int64_t ChunkedWorkspaceBytes(const Problem& p, int threads, Kernel kernel) {
   if (kernel == Kernel::kFused) return FusedWorkspaceBytes(p, threads);
   return SaturatingProduct(
-      {SizeOf(WideOf(p.dtype)), SaturatingSum({RowStates<float>::Elements(p),
-                                               SaturatingProduct({threads, ScratchElements(p)})})});
+      {SizeOf(WideOf(p.dtype)),
+       SaturatingSum({RowStates<float>::Elements(p),
+                      SaturatingProduct({ScratchPool<float>::Size(threads, MostTiles(p)),
+                                         ScratchElements(p)})})});
 }
 
 template <typename S>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/attend.h"
 #include "core/checked_math.h"
 #include "core/chunked_path.h"
 #include "core/explicit_path.h"
@@ -55,8 +56,10 @@ int64_t PathCost::flops() const {
 PathCost CostOf(const Problem& p, int threads, Kernel kernel) {
   const int64_t pairs = Pairs(p);
   PathCost cost;
-  cost.workspace_bytes = p.path == Path::kExplicit ? ExplicitWorkspaceBytes(p, threads)
-                                                   : ChunkedWorkspaceBytes(p, threads, kernel);
+  if (!ReturnsNothing(p)) {
+    cost.workspace_bytes = p.path == Path::kExplicit ? ExplicitWorkspaceBytes(p, threads)
+                                                     : ChunkedWorkspaceBytes(p, threads, kernel);
+  }
   const int64_t score_bytes = p.path == Path::kExplicit
                                   ? WideBytes(p, {p.batch, p.heads, p.queries, p.keys})
                                   : cost.workspace_bytes;

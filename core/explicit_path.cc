@@ -12,6 +12,7 @@
 #include "core/gemm.h"
 #include "core/half.h"
 #include "core/head_scores.h"
+#include "core/scratch_pool.h"
 #include "core/softmax.h"
 #include "core/tiling.h"
 #include "core/value_product.h"
@@ -37,27 +38,29 @@ int64_t WideRows(const Problem& p) {
   return SaturatingProduct({std::min(kKeyBlock, p.keys), std::max(p.width, p.value_width)});
 }
 
+int64_t QueryTiles(const Problem& p) { return Tiling(p, p.queries, kQueryBlock).tiles(); }
+
 // Tensors are stored as S.
 template <typename S>
 struct ExplicitJob {
   using T = Wide<S>;
 
-  explicit ExplicitJob(int threads) : wide(threads) {}
+  ExplicitJob(const Problem& p, int threads) : problem(p), wide(threads, QueryTiles(p)) {}
 
   Problem problem;
   AttendTensors<S> tensors;
   Workspace* workspace = nullptr;
   Buffer<T> scratch;
   T* scores = nullptr;  // (B, H, Tq, Tk): becomes the weights
-  PerWorker<WideScratch<T>> wide;
+  ScratchPool<WideScratch<T>> wide;
 
   MatrixView<T> Scores(const Tiling::Block& block, KeyRange keys) const {
     return {scores + (block.flat_head * problem.queries + block.first) * problem.keys + keys.begin,
             block.count, keys.size(), problem.keys};
   }
 
-  absl::StatusOr<WideScratch<T>*> GetWide(int worker) {
-    return wide.Get(worker, [&]() -> absl::StatusOr<WideScratch<T>> {
+  auto GetWide(int worker) {
+    return wide.Take(worker, [&]() -> absl::StatusOr<WideScratch<T>> {
       WideScratch<T> made;
       if constexpr (kIsHalf<S>) {
         const int64_t rows = std::min(kQueryBlock, problem.queries);
@@ -213,7 +216,9 @@ int64_t ExplicitWorkspaceBytes(const Problem& p, int threads) {
           : int64_t{0};
   return SaturatingProduct(
       {SizeOf(WideOf(p.dtype)),
-       SaturatingSum({ScoresElements(p), SaturatingProduct({threads, wide})})});
+       SaturatingSum(
+           {ScoresElements(p),
+            SaturatingProduct({ScratchPool<float>::Size(threads, QueryTiles(p)), wide})})});
 }
 
 template <typename S>
@@ -221,8 +226,7 @@ absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem& problem,
                                                   const AttendTensors<S>& tensors,
                                                   const Resources& resources) {
   using T = Wide<S>;
-  auto job = std::make_shared<ExplicitJob<S>>(resources.threads);
-  job->problem = problem;
+  auto job = std::make_shared<ExplicitJob<S>>(problem, resources.threads);
   job->tensors = tensors;
   job->workspace = resources.workspace;
   if constexpr (!kIsHalf<S>) job->scores = tensors.weights;

@@ -9,6 +9,7 @@
 #include "core/fused_kernel.h"
 #include "core/half.h"
 #include "core/mask.h"
+#include "core/scratch_pool.h"
 #include "core/second_sweep.h"
 #include "core/tiling.h"
 
@@ -88,19 +89,38 @@ int64_t AllStates(const Problem& p) {
       {p.batch, p.heads, p.queries, Segments(p), FusedStateElements(p.value_width)});
 }
 
+// Rows of few queries: those of the heads that share keys, a few a task, and each segment apart.
+int64_t RowsOfKeys(const Problem& p) {
+  return p.kv_heads == 0 ? 0 : p.heads / p.kv_heads * p.queries;
+}
+int64_t RowTasks(const Problem& p) { return CeilDiv(RowsOfKeys(p), kFusedMostRows); }
+int64_t RowsTiles(const Problem& p) {
+  return SaturatingProduct({p.batch, p.kv_heads, Segments(p), RowTasks(p)});
+}
+
+// Of the stage with scratch that has most.
+template <typename T>
+int64_t MostTiles(const Problem& p, int threads) {
+  const int64_t forward =
+      FusedFewQueries<T>(p) ? RowsTiles(p) : Tiling(p, p.queries, GroupRows<T>(p, threads)).tiles();
+  return std::max(forward,
+                  NeedsSecondSweep(p) ? Tiling(p, p.keys, kFusedBlock).tiles() : int64_t{0});
+}
+
 template <typename S>
 int64_t WorkspaceBytes(const Problem& p, int threads) {
   using T = Wide<S>;
   const int64_t states = FusedFewQueries<T>(p) ? TaskStates(p) : 0;
   const int64_t scratch =
       SaturatingSum({FusedScratchElements<T>(p), states, BlockWeights<T>(p, threads)});
+  const int64_t workers = ScratchPool<float>::Size(threads, MostTiles<T>(p, threads));
   const int64_t copies = SaturatingSum(
       {CopiedElements<S>(p, threads, p.width), CopiedElements<S>(p, threads, p.value_width)});
   return SaturatingSum(
       {SaturatingProduct({static_cast<int64_t>(sizeof(S)), copies}),
        SaturatingProduct({static_cast<int64_t>(sizeof(T)),
                           SaturatingSum({RowStates<T>::Elements(p), AllStates<T>(p),
-                                         SaturatingProduct({threads, scratch})})})});
+                                         SaturatingProduct({workers, scratch})})})});
 }
 
 // What one compute thread works with.
@@ -123,10 +143,11 @@ class FusedJob {
         workspace_(resources.workspace),
         threads_(resources.threads),
         segments_(Segments(problem)),
-        group_heads_(problem.kv_heads == 0 ? 0 : problem.heads / problem.kv_heads),
+        rows_of_keys_(RowsOfKeys(problem)),
+        row_tasks_(RowTasks(problem)),
         seen_(SeenKeys(problem)),
         copies_(CopiedElements<S>(problem, resources.threads, 1) > 0),
-        scratch_(resources.threads) {}
+        scratch_(resources.threads, MostTiles<T>(problem, resources.threads)) {}
 
   absl::Status Allocate() {
     absl::Status status = workspace_->AllocateAll<S>({
@@ -162,7 +183,7 @@ class FusedJob {
   // First sweep: a group of queries against all their keys. The last groups of a causal head see
   // most: they go first, so that no thread ends with a long one.
   absl::Status Forward(const Tiling& queries, const TileContext& context) {
-    absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
+    const auto scratch = GetScratch(context.worker);
     if (!scratch.ok()) return scratch.status();
     const int64_t tile = queries.tiles() - 1 - context.tile;
     FusedGroup<S> group = GroupOf(queries[InTurn(queries, tile)]);
@@ -178,21 +199,15 @@ class FusedJob {
     return absl::OkStatus();
   }
 
-  // Rows of few queries: those of the heads that share keys, a few a task, and each segment apart.
-  int64_t RowsOfKeys() const { return group_heads_ * problem_.queries; }
-  int64_t RowTasks() const { return CeilDiv(RowsOfKeys(), kFusedMostRows); }
-  int64_t ForwardRowsTiles() const {
-    return SaturatingProduct({problem_.batch, problem_.kv_heads, segments_, RowTasks()});
-  }
   absl::Status ForwardRows(int64_t tile, const TileContext& context) {
-    absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
+    const auto scratch = GetScratch(context.worker);
     if (!scratch.ok()) return scratch.status();
     // The tasks that read the same keys follow each other.
-    const int64_t task = tile % RowTasks();
-    const int64_t segment = tile / RowTasks() % segments_;
-    const int64_t keys = tile / RowTasks() / segments_;
-    const int64_t first = keys * RowsOfKeys() + task * kFusedMostRows;
-    const int64_t count = std::min(kFusedMostRows, RowsOfKeys() - task * kFusedMostRows);
+    const int64_t task = tile % row_tasks_;
+    const int64_t segment = tile / row_tasks_ % segments_;
+    const int64_t keys = tile / row_tasks_ / segments_;
+    const int64_t first = keys * rows_of_keys_ + task * kFusedMostRows;
+    const int64_t count = std::min(kFusedMostRows, rows_of_keys_ - task * kFusedMostRows);
     T* const states = (*scratch)->states.data();
     FusedRowsSegment(RowsOf(first, count), segment * kFusedSegment, (*scratch)->kernel.data(),
                      *context.stop, states);
@@ -210,10 +225,10 @@ class FusedJob {
   }
   // The rows of one batch and head of keys, whose segments are complete.
   absl::Status MergeRows(int64_t keys, const TileContext& context) {
-    absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
+    const auto scratch = GetScratch(context.worker);
     if (!scratch.ok()) return scratch.status();
     const int64_t size = segments_ * FusedStateElements(problem_.value_width);
-    for (int64_t row = keys * RowsOfKeys(); row < (keys + 1) * RowsOfKeys(); ++row) {
+    for (int64_t row = keys * rows_of_keys_; row < (keys + 1) * rows_of_keys_; ++row) {
       Finish(row, states_.data() + row * size, **scratch, context);
     }
     return absl::OkStatus();
@@ -222,7 +237,7 @@ class FusedJob {
 
   // Second sweep: a block of keys against all queries, in query order.
   absl::Status Weights(const Tiling::Block& block, const TileContext& context) {
-    absl::StatusOr<Scratch<T>*> scratch = GetScratch(context.worker);
+    const auto scratch = GetScratch(context.worker);
     if (!scratch.ok()) return scratch.status();
     T* const weights = (*scratch)->weights.data();
     const KeyRange keys{block.first, block.first + block.count};
@@ -245,8 +260,8 @@ class FusedJob {
   }
 
  private:
-  absl::StatusOr<Scratch<T>*> GetScratch(int worker) {
-    return scratch_.Get(worker, [&]() -> absl::StatusOr<Scratch<T>> {
+  auto GetScratch(int worker) {
+    return scratch_.Take(worker, [&]() -> absl::StatusOr<Scratch<T>> {
       Scratch<T> scratch;
       absl::Status status = workspace_->AllocateAll<T>({
           {&scratch.kernel, FusedScratchElements<T>(problem_)},
@@ -383,10 +398,11 @@ class FusedJob {
   Workspace* const workspace_;
   const int threads_;
   const int64_t segments_;
-  const int64_t group_heads_;  // query heads that share a head of keys
-  const int64_t seen_;         // keys up to the last that some query sees
-  const bool copies_;          // those are copied first
-  PerWorker<Scratch<T>> scratch_;
+  const int64_t rows_of_keys_;  // of the heads that share keys, where queries are few
+  const int64_t row_tasks_;
+  const int64_t seen_;  // keys up to the last that some query sees
+  const bool copies_;   // those are copied first
+  ScratchPool<Scratch<T>> scratch_;
   Buffer<T> states_;      // (B, H, Tq, segments, FusedStateElements)
   Buffer<S> key_copy_;    // (B, Hkv, seen_, D)
   Buffer<S> value_copy_;  // (B, Hkv, seen_, Dv)
@@ -408,7 +424,7 @@ absl::StatusOr<std::vector<Stage>> FusedStages(const Problem& problem,
   if (absl::Status status = job->Allocate(); !status.ok()) return status;
   std::vector<Stage> stages;
   if (FusedFewQueries<Wide<S>>(problem)) {
-    stages.push_back({"forward", job->ForwardRowsTiles(), [job](const TileContext& context) {
+    stages.push_back({"forward", RowsTiles(problem), [job](const TileContext& context) {
                         return job->ForwardRows(context.tile, context);
                       }});
     if (job->apart()) {

@@ -10,6 +10,7 @@
 #include "core/errors.h"
 #include "core/gemm.h"
 #include "core/half.h"
+#include "core/scratch_pool.h"
 #include "core/softmax.h"
 #include "core/tiling.h"
 
@@ -75,12 +76,18 @@ int64_t WideLogits(const HeadProblem& h) {
   return h.return_intermediates ? SaturatingProduct({RowsOf(h.attend), h.attend.keys}) : 0;
 }
 
+// No stage has more: the products of x side by side, so that a short input still occupies every
+// thread.
+int64_t ProjectionTiles(const HeadProblem& h) {
+  return SaturatingProduct({3, Tiling(h.attend, h.attend.queries, kRowBlock).tiles()});
+}
+
 // Tensors are stored as S.
 template <typename S>
 struct HeadJob {
   using T = Wide<S>;
 
-  explicit HeadJob(int threads) : wide(threads) {}
+  HeadJob(const HeadProblem& h, int threads) : problem(h), wide(threads, ProjectionTiles(h)) {}
 
   HeadProblem problem;
   HeadTensors<S> tensors;
@@ -93,12 +100,12 @@ struct HeadJob {
   T* weights = nullptr;  // (B, H, T, T); null where they are not asked for
   Workspace* workspace = nullptr;
   std::vector<Buffer<T>> owned;
-  PerWorker<WideScratch<T>> wide;
+  ScratchPool<WideScratch<T>> wide;
 
   const Problem& attend() const { return problem.attend; }
 
-  absl::StatusOr<WideScratch<T>*> GetWide(int worker) {
-    return wide.Get(worker, [&]() -> absl::StatusOr<WideScratch<T>> {
+  auto GetWide(int worker) {
+    return wide.Take(worker, [&]() -> absl::StatusOr<WideScratch<T>> {
       WideScratch<T> made;
       if constexpr (kIsHalf<S>) {
         absl::Status status = workspace->AllocateAll<T>({{&made.x, WideX(problem)},
@@ -258,10 +265,9 @@ struct HeadJob {
 
 template <typename S>
 Stage ProjectionStage(std::shared_ptr<HeadJob<S>> job, const Tiling& tiling) {
-  // The three products side by side, so that a short input still occupies every thread.
   // Where no width is left there is nothing to project, however many heads divide nothing.
   const bool nothing = job->attend().width == 0 && job->attend().value_width == 0;
-  return {"projections", nothing ? 0 : SaturatingProduct({3, tiling.tiles()}),
+  return {"projections", nothing ? 0 : ProjectionTiles(job->problem),
           [job, tiling](const TileContext& context) {
             const Problem& p = job->attend();
             const HeadTensors<S>& t = job->tensors;
@@ -331,17 +337,17 @@ int64_t HeadWorkspaceBytes(const HeadProblem& h, int threads) {
       half ? SaturatingSum({WideX(h), WideWeight(h), WideLogits(h)}) : int64_t{0};
   return SaturatingProduct(
       {SizeOf(WideOf(p.dtype)),
-       SaturatingSum({between ? SaturatingProduct({tokens, widths}) : int64_t{0},
-                      SaturatingProduct({tokens, weights}),
-                      SaturatingProduct({threads, scratch})})});
+       SaturatingSum(
+           {between ? SaturatingProduct({tokens, widths}) : int64_t{0},
+            SaturatingProduct({tokens, weights}),
+            SaturatingProduct({ScratchPool<float>::Size(threads, ProjectionTiles(h)), scratch})})});
 }
 
 template <typename S>
 absl::StatusOr<std::vector<Stage>> HeadStages(const HeadProblem& problem,
                                               const HeadTensors<S>& tensors,
                                               const Resources& resources) {
-  auto job = std::make_shared<HeadJob<S>>(resources.threads);
-  job->problem = problem;
+  auto job = std::make_shared<HeadJob<S>>(problem, resources.threads);
   job->tensors = tensors;
   job->workspace = resources.workspace;
   if (absl::Status status = job->Allocate(); !status.ok()) return status;

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -107,35 +106,6 @@ template <typename T>
 Buffer<T>::~Buffer() {
   if (data_ != nullptr) workspace_->Free(data_, count_ * static_cast<int64_t>(sizeof(T)));
 }
-
-// One scratch object a compute thread, made by the thread that first asks for it.
-// Thread-safe as long as each `worker` is used by one thread at a time.
-template <typename Scratch>
-class PerWorker {
- public:
-  explicit PerWorker(int workers) : slots_(workers) {}
-
-  // make: () -> absl::StatusOr<Scratch>. REQUIRES: 0 <= worker < workers.
-  template <typename Make>
-  absl::StatusOr<Scratch*> Get(int worker, const Make& make) {
-    Slot& slot = slots_[worker];
-    if (!slot.made) {
-      absl::StatusOr<Scratch> scratch = make();
-      if (!scratch.ok()) return scratch.status();
-      slot.scratch = *std::move(scratch);
-      slot.made = true;
-    }
-    return &slot.scratch;
-  }
-
- private:
-  // A cache line of its own, since neighbours belong to other threads.
-  struct alignas(64) Slot {
-    Scratch scratch;
-    bool made = false;
-  };
-  std::vector<Slot> slots_;
-};
 
 }  // namespace attendant::core
 

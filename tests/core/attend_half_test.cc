@@ -148,11 +148,7 @@ TYPED_TEST(AttendHalfTest, WorkspaceIsWhatTheCostSays) {
           const int64_t stated =
               CostOf(On(path, problem), threads, KernelUnderTest()).workspace_bytes;
           EXPECT_GT(peak, 0);
-          if (threads == 1) {
-            EXPECT_EQ(peak, stated) << NameOf(path);
-          } else {
-            EXPECT_LE(peak, stated) << NameOf(path);
-          }
+          EXPECT_EQ(peak, stated) << NameOf(path);
         }
       }
     }

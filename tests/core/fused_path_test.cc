@@ -417,7 +417,6 @@ TYPED_TEST(FusedPathTest, GroupedHeadsAreTheSameHeadsOneByOne) {
   }
 }
 
-// What is stated is what one thread takes; of more, some may never get a tile.
 TYPED_TEST(FusedPathTest, WorkspaceIsWhatTheCostSays) {
   using T = typename TestFixture::Real;
   for (const int64_t queries : {1, 3, 40, 400}) {
@@ -441,12 +440,8 @@ TYPED_TEST(FusedPathTest, WorkspaceIsWhatTheCostSays) {
           const int64_t peak = Compute(problem, inputs, scheduler).peak_workspace_bytes;
           const int64_t stated =
               CostOf(problem, scheduler.threads(), Kernel::kFused).workspace_bytes;
-          if (scheduler.threads() == 1) {
-            EXPECT_EQ(peak, stated);
-          } else {
-            EXPECT_LE(peak, stated);
-            EXPECT_GT(peak, 0);
-          }
+          EXPECT_EQ(peak, stated);
+          EXPECT_GT(peak, 0);
         });
       }
     }

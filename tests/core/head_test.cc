@@ -104,7 +104,7 @@ HeadResults<T> ComputeHead(const HeadProblem& problem, const HeadInputs<T>& in) 
   Scheduler scheduler(2);
   auto stages = HeadStages<T>(problem, tensors, {&workspace, scheduler.threads()});
   EXPECT_EQ(stages.ok() ? scheduler.Run(*std::move(stages)) : stages.status(), absl::OkStatus());
-  EXPECT_LE(workspace.peak_bytes(), CostOf(problem, scheduler.threads()).workspace_bytes);
+  EXPECT_EQ(workspace.peak_bytes(), CostOf(problem, scheduler.threads()).workspace_bytes);
   return results;
 }
 
