@@ -136,8 +136,9 @@ absl::StatusOr<HeadResult> Client::Head(const HeadInputs& inputs,
 
 absl::StatusOr<MergeResult> Client::Merge(absl::Span<const MergePart> parts) {
   std::vector<const TensorRef*> tensors;
-  for (const MergePart& part : parts)
+  for (const MergePart& part : parts) {
     tensors.insert(tensors.end(), {&part.output, &part.logsumexp});
+  }
   if (absl::Status status = CheckSize(tensors); !status.ok()) return status;
   v1::MergeRequest request;
   v1::MergeResponse response;
