@@ -80,15 +80,16 @@ class MergeTest : public ::testing::Test {
                            const Part& merged) {
     std::vector<double> output;
     std::vector<double> logsumexp;
+    std::vector<std::vector<double>> outputs;
+    for (const Part& part : parts) outputs.push_back(ToDouble(part.output));
     for (int64_t row = 0; row < rows; ++row) {
       double sum = 0;
       std::vector<double> sums(static_cast<size_t>(width), 0);
-      for (const Part& part : parts) {
-        const double weight = std::exp(static_cast<double>(part.logsumexp[row]));
+      for (size_t p = 0; p < parts.size(); ++p) {
+        const double weight = std::exp(static_cast<double>(parts[p].logsumexp[row]));
         if (weight == 0) continue;
         sum += weight;
-        const std::vector<double> numbers = ToDouble(part.output);
-        for (int64_t x = 0; x < width; ++x) sums[x] += weight * numbers[row * width + x];
+        for (int64_t x = 0; x < width; ++x) sums[x] += weight * outputs[p][row * width + x];
       }
       logsumexp.push_back(std::log(sum));
       for (const double x : sums) output.push_back(sum == 0 ? 0 : x / sum);
