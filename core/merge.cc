@@ -35,28 +35,27 @@ struct MergeJob {
   }
 
   void MergeRows(int64_t first, int64_t last) const {
-    std::vector<T> shares(static_cast<size_t>(problem.parts));
+    std::vector<double> weights(static_cast<size_t>(problem.parts));
+    std::vector<T> shares(weights.size());
     for (int64_t row = first; row < last; ++row) {
-      tensors.logsumexp[row] = static_cast<T>(FindShares(row, shares));
+      tensors.logsumexp[row] = static_cast<T>(FindShares(row, weights, shares));
       for (int64_t column = 0; column < problem.value_width; column += kColumns) {
         MergeColumns(row, column, std::min(kColumns, problem.value_width - column), shares);
       }
     }
   }
 
-  // Each part's share of the row, and the row's logsumexp.
-  double FindShares(int64_t row, std::vector<T>& shares) const {
+  // Each part's weight and share of the row, and the row's logsumexp.
+  double FindShares(int64_t row, std::vector<double>& weights, std::vector<T>& shares) const {
     double largest = kEmpty;
     for (const auto& part : tensors.parts) {
       largest = std::max(largest, static_cast<double>(part.logsumexp[row]));  // passes over NaN
     }
-    std::vector<double> weights;
-    weights.reserve(shares.size());
     double sum = 0;
-    for (const auto& part : tensors.parts) {
-      const double logsumexp = static_cast<double>(part.logsumexp[row]);
-      weights.push_back(logsumexp == kEmpty ? 0 : std::exp(logsumexp - largest));
-      sum += weights.back();
+    for (size_t p = 0; p < weights.size(); ++p) {
+      const double logsumexp = static_cast<double>(tensors.parts[p].logsumexp[row]);
+      weights[p] = logsumexp == kEmpty ? 0 : std::exp(logsumexp - largest);
+      sum += weights[p];
     }
     std::transform(weights.begin(), weights.end(), shares.begin(), [&](double weight) {
       return weight == 0 ? T{0} : static_cast<T>(weight / sum);
@@ -94,15 +93,13 @@ absl::Status CheckPart(int64_t index, const MergePartSpec& part, const MergePart
                                      NameOf(WideOf(first.output.dtype)), " (for outputs of ",
                                      NameOf(first.output.dtype), ")"));
   }
-  for (size_t axis = 0; axis < 4; ++axis) {
-    status = CheckSize(absl::StrCat(output, ".shape[", axis, "]"), part.output.shape[axis],
-                       first.output.shape[axis], "as in parts[0].output");
-    if (!status.ok()) return status;
-  }
-  for (size_t axis = 0; axis < 3; ++axis) {
-    status = CheckSize(absl::StrCat(logsumexp, ".shape[", axis, "]"), part.logsumexp.shape[axis],
-                       first.output.shape[axis], "as in parts[0].output");
-    if (!status.ok()) return status;
+  for (const auto& [name, spec] :
+       {std::pair(&output, &part.output), std::pair(&logsumexp, &part.logsumexp)}) {
+    for (size_t axis = 0; axis < spec->shape.size(); ++axis) {
+      status = CheckSize(absl::StrCat(*name, ".shape[", axis, "]"), spec->shape[axis],
+                         first.output.shape[axis], "as in parts[0].output");
+      if (!status.ok()) return status;
+    }
   }
   return absl::OkStatus();
 }

@@ -154,7 +154,15 @@ Tensor ForNpy(const Tensor& tensor) {
   return wide;
 }
 
-absl::Status WriteResults(const CallArguments& arguments, const AttendResult& result, size_t rank) {
+// Of all results.
+void RestoreRanks(size_t rank, v1::Layout layout, AttendResult& result) {
+  RestoreRank(rank, layout == v1::LAYOUT_BTHD ? 2 : 1, result.output);
+  for (auto* const tensor : {&result.weights, &result.logsumexp, &result.key_sums}) {
+    if (tensor->has_value()) RestoreRank(rank, 1, **tensor);
+  }
+}
+
+absl::Status WriteResults(const CallArguments& arguments, const AttendResult& result) {
   const std::pair<const std::string*, const Tensor*> files[] = {
       {&arguments.out, &result.output},
       {&arguments.out_weights, result.weights ? &*result.weights : nullptr},
@@ -162,18 +170,14 @@ absl::Status WriteResults(const CallArguments& arguments, const AttendResult& re
       {&arguments.out_key_sums, result.key_sums ? &*result.key_sums : nullptr}};
   for (const auto& [path, tensor] : files) {
     if (path->empty() || tensor == nullptr) continue;
-    const bool tokens_first =
-        tensor == &result.output && arguments.options.layout() == v1::LAYOUT_BTHD;
-    Tensor written = ForNpy(*tensor);
-    RestoreRank(rank, tokens_first ? 2 : 1, written);
-    if (absl::Status status = WriteNpy(*path, written); !status.ok()) return status;
+    if (absl::Status status = WriteNpy(*path, ForNpy(*tensor)); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
 void PrintWeights(const Tensor& weights, int64_t head) {
-  const int64_t queries = weights.shape[2];
-  const int64_t keys = weights.shape[3];
+  const int64_t queries = weights.shape[weights.shape.size() - 2];
+  const int64_t keys = weights.shape.back();
   std::printf(
       "weights    head %lld: %s", static_cast<long long>(head),
       DrawMap(Numbers(weights, head * queries * keys, queries * keys), queries, keys).c_str());
@@ -231,9 +235,9 @@ ExitCode RunCall(const Connector& connect, const CallArguments& arguments) {
       (*client)->Attend(inputs->query.ref(), inputs->key.ref(), inputs->value.ref(), options);
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   if (!result.ok()) return Fail(result.status());
-  const absl::Status written = WriteResults(arguments, *result, inputs->rank);
+  RestoreRanks(inputs->rank, arguments.options.layout(), *result);
+  const absl::Status written = WriteResults(arguments, *result);
   if (!written.ok()) return Fail(kBadFile, std::string(written.message()));
-  RestoreRank(inputs->rank, arguments.options.layout() == v1::LAYOUT_BTHD ? 2 : 1, result->output);
   Print(*result, wall.count());
   if (arguments.print_weights.has_value() && inputs->query.shape[0] > 0) {
     PrintWeights(*result->weights, *arguments.print_weights);

@@ -104,11 +104,10 @@ Number ParseNumber(const std::string& flag, const std::string& text) {
 }
 
 template <typename Number>
-CLI::Option* AddNumber(CLI::App& app, const std::string& flag, const std::string& help,
-                       std::function<void(Number)> set) {
-  return app
-      .add_option_function<std::string>(
-          flag, [=](const std::string& text) { set(ParseNumber<Number>(flag, text)); }, help)
+void AddNumber(CLI::App& app, const std::string& flag, const std::string& help,
+               std::function<void(Number)> set) {
+  app.add_option_function<std::string>(
+         flag, [=](const std::string& text) { set(ParseNumber<Number>(flag, text)); }, help)
       ->type_name(std::is_integral_v<Number> ? "N" : "X");
 }
 
