@@ -308,11 +308,10 @@ class ChunkedJob {
 
 int64_t ChunkedWorkspaceBytes(const Problem& p, int threads, Kernel kernel) {
   if (kernel == Kernel::kFused) return FusedWorkspaceBytes(p, threads);
-  return SaturatingProduct(
-      {SizeOf(WideOf(p.dtype)),
-       SaturatingSum({RowStates<float>::Elements(p),
-                      SaturatingProduct({ScratchPool<float>::Size(threads, MostTiles(p)),
-                                         ScratchElements(p)})})});
+  return SaturatingProduct({SizeOf(WideOf(p.dtype)),
+                            SaturatingSum({RowStates<float>::Elements(p),
+                                           SaturatingProduct({ScratchCount(threads, MostTiles(p)),
+                                                              ScratchElements(p)})})});
 }
 
 template <typename S>

@@ -21,10 +21,11 @@
 namespace attendant::core {
 
 // Bytes of workspace on that many compute threads: one scratch for each that can have a tile, and,
-// where weights or key sums are returned, two numbers a row for the second sweep. Independent of Tq
-// * Tk. Of the fused kernel also the copy of keys and values that are not contiguous by head
-// (fused_path.cc says when, and at most how large), and the states of a few rows' segments. Of
-// oneDNN's tiles not the copy of a block of values that has a hidden NaN or infinity.
+// where weights or key sums are returned, two numbers a row for the second sweep (three where a
+// mask is added). Independent of Tq * Tk. Of the fused kernel also the copy of keys and values that
+// are not contiguous by head (fused_path.cc says when, and at most how large), and the states of a
+// few rows' segments. Of oneDNN's tiles not the copy of a block of values that has a hidden NaN or
+// infinity.
 int64_t ChunkedWorkspaceBytes(const Problem& problem, int threads, Kernel kernel);
 
 // See AttendStages. Weights and key sums come from a second sweep over the scores, which writes the

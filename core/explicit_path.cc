@@ -217,8 +217,7 @@ int64_t ExplicitWorkspaceBytes(const Problem& p, int threads) {
   return SaturatingProduct(
       {SizeOf(WideOf(p.dtype)),
        SaturatingSum(
-           {ScoresElements(p),
-            SaturatingProduct({ScratchPool<float>::Size(threads, QueryTiles(p)), wide})})});
+           {ScoresElements(p), SaturatingProduct({ScratchCount(threads, QueryTiles(p)), wide})})});
 }
 
 template <typename S>

@@ -113,7 +113,7 @@ int64_t WorkspaceBytes(const Problem& p, int threads) {
   const int64_t states = FusedFewQueries<T>(p) ? TaskStates(p) : 0;
   const int64_t scratch =
       SaturatingSum({FusedScratchElements<T>(p), states, BlockWeights<T>(p, threads)});
-  const int64_t workers = ScratchPool<float>::Size(threads, MostTiles<T>(p, threads));
+  const int64_t workers = ScratchCount(threads, MostTiles<T>(p, threads));
   const int64_t copies = SaturatingSum(
       {CopiedElements<S>(p, threads, p.width), CopiedElements<S>(p, threads, p.value_width)});
   return SaturatingSum(

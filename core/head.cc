@@ -337,10 +337,9 @@ int64_t HeadWorkspaceBytes(const HeadProblem& h, int threads) {
       half ? SaturatingSum({WideX(h), WideWeight(h), WideLogits(h)}) : int64_t{0};
   return SaturatingProduct(
       {SizeOf(WideOf(p.dtype)),
-       SaturatingSum(
-           {between ? SaturatingProduct({tokens, widths}) : int64_t{0},
-            SaturatingProduct({tokens, weights}),
-            SaturatingProduct({ScratchPool<float>::Size(threads, ProjectionTiles(h)), scratch})})});
+       SaturatingSum({between ? SaturatingProduct({tokens, widths}) : int64_t{0},
+                      SaturatingProduct({tokens, weights}),
+                      SaturatingProduct({ScratchCount(threads, ProjectionTiles(h)), scratch})})});
 }
 
 template <typename S>

@@ -13,6 +13,11 @@
 
 namespace attendant::core {
 
+// How many tiles run at a time in a job of so many threads, whose largest stage has so many tiles.
+inline int64_t ScratchCount(int threads, int64_t tiles) {
+  return std::min<int64_t>(threads, tiles);
+}
+
 // One object for each tile that can run at a time, all of them made by the first tile that asks:
 // what a job holds depends neither on which thread takes which tile nor on how many come in time,
 // and a job that waits for its turn holds none. Thread-safe.
@@ -26,10 +31,9 @@ class ScratchPool {
   };
 
  public:
-  // How many objects a job of so many threads has, whose largest stage has so many tiles.
-  static int64_t Size(int threads, int64_t tiles) { return std::min<int64_t>(threads, tiles); }
-
-  ScratchPool(int threads, int64_t tiles) : slots_(static_cast<size_t>(Size(threads, tiles))) {}
+  // Of ScratchCount objects.
+  ScratchPool(int threads, int64_t tiles)
+      : slots_(static_cast<size_t>(ScratchCount(threads, tiles))) {}
 
   // Holds an object until its end. The pool must outlive it.
   class Lease {
@@ -52,7 +56,7 @@ class ScratchPool {
 
   // make: () -> absl::StatusOr<Scratch>; its error is returned, and the next to ask tries again.
   // A thread gets the object it had before where that is free: it may be in its cache.
-  // REQUIRES: no more than Size() leases at a time.
+  // REQUIRES: no more than ScratchCount leases at a time.
   template <typename Make>
   absl::StatusOr<Lease> Take(int worker, const Make& make) {
     MutexLock lock(mutex_);

@@ -24,7 +24,7 @@ TEST(ScratchPoolTest, MakesOneForEachTileThatCanRunAtATime) {
     EXPECT_EQ(made, size);
     ASSERT_TRUE(pool.Take(threads - 1, make).ok());
     EXPECT_EQ(made, size);
-    EXPECT_EQ(pool.Size(threads, tiles), size);
+    EXPECT_EQ(ScratchCount(threads, tiles), size);
   }
 }
 
