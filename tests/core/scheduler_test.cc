@@ -107,9 +107,9 @@ Stage Saying(Log& log, const std::string& name, int64_t tiles) {
           }};
 }
 
-// True once the tile is told to stop; false where it is not within a second.
+// True once the tile is told to stop; false where it is not within half a minute.
 bool IsToldToStop(const TileContext& context) {
-  const auto deadline = Clock::now() + std::chrono::seconds(1);
+  const auto deadline = Clock::now() + std::chrono::seconds(30);
   while (!context.stopped()) {
     if (Clock::now() > deadline) return false;
     std::this_thread::yield();
