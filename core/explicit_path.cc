@@ -75,22 +75,6 @@ struct ExplicitJob {
     });
   }
 
-  // Calls take(rows, their keys) for the rows of a head's keys or values that belong to `keys`: for
-  // all at once, or a block after the other where they are to be widened. At least once.
-  template <typename Take>
-  static absl::Status ForKeys(const MatrixView<const S>& head, KeyRange keys, T* to,
-                              const Take& take) {
-    const int64_t most = kIsHalf<S> ? kKeyBlock : std::max<int64_t>(keys.size(), 1);
-    int64_t first = keys.begin;
-    do {
-      const KeyRange part{first, std::min(first + most, keys.end)};
-      absl::Status status = take(WidenRows(head.Rows(part.begin, part.size()), to), part);
-      if (!status.ok()) return status;
-      first = part.end;
-    } while (first < keys.end);
-    return absl::OkStatus();
-  }
-
   absl::Status ComputeScores(const Tiling::Block& block, int worker) {
     const auto scratch_of = GetWide(worker);
     if (!scratch_of.ok()) return scratch_of.status();
@@ -99,11 +83,11 @@ struct ExplicitJob {
         WidenRows(tensors.query.Head(block.batch, block.head).Rows(block.first, block.count),
                   (*scratch_of)->query.data());
     const auto key = tensors.key.Head(block.batch, problem.KvHead(block.head));
-    return ForKeys(key, keys, (*scratch_of)->rows.data(),
-                   [&](const MatrixView<const T>& rows, KeyRange part) {
-                     return Gemm(query, rows, Transpose::kYes, Scores(block, part),
-                                 /*accumulate=*/false);
-                   });
+    return ForWideRows(key, keys, kKeyBlock, (*scratch_of)->rows.data(),
+                       [&](const MatrixView<const T>& rows, KeyRange part) {
+                         return Gemm(query, rows, Transpose::kYes, Scores(block, part),
+                                     /*accumulate=*/false);
+                       });
   }
 
   absl::Status ComputeSoftmax(const Tiling::Block& block, int /*worker*/) {
@@ -112,7 +96,7 @@ struct ExplicitJob {
     for (int64_t i = 0; i < block.count; ++i) {
       const int64_t query = block.first + i;
       const KeyRange seen = problem.VisibleKeys(block.batch, query);
-      const T logsumexp = SoftmaxRow(rows.Row(i), query, seen, scores_of);
+      const T logsumexp = scores_of.Softmax(query, seen, problem.keys, rows.Row(i)).logsumexp;
       const int64_t row = block.flat_head * problem.queries + query;
       if (tensors.logsumexp != nullptr) tensors.logsumexp[row] = logsumexp;
       if (kIsHalf<S> && tensors.weights != nullptr) {
@@ -120,23 +104,6 @@ struct ExplicitJob {
       }
     }
     return absl::OkStatus();
-  }
-
-  // Turns a query's row of products into weights; returns its logsumexp.
-  T SoftmaxRow(T* row, int64_t query, KeyRange seen, const HeadScores<T>& scores_of) const {
-    std::fill(row, row + seen.begin, T{0});
-    std::fill(row + seen.end, row + problem.keys, T{0});
-    T* const visible = row + seen.begin;
-    const T scale = scores_of.scale();
-    const RowScores<T> of_row = scores_of.OfRow(query, seen);
-    scores_of.Apply(query, seen, of_row.shift, visible);
-    const T reference = std::max(DominantScore(visible, seen.size(), scale), of_row.sink);
-    const T sum = Exp2OfDifference(visible, seen.size(), scale, reference) +
-                  Exp2OfSink(of_row.sink, reference);
-    // A row without a visible key, or whose every score is -infinity: 0, and logsumexp -infinity.
-    if (sum != 0) ScaleRow(visible, seen.size(), 1 / sum);
-    if (std::isnan(sum)) scores_of.ZeroMasked(query, seen, visible);
-    return NaturalLogSumExp(reference, scale, sum, of_row.shift);
   }
 
   absl::Status ComputeValues(const Tiling::Block& block, int worker) {
@@ -147,8 +114,8 @@ struct ExplicitJob {
     const MatrixView<S> output =
         tensors.output.Head(block.batch, block.head).Rows(block.first, block.count);
     const MatrixView<T> wide_output = WideOutput(output, **scratch_of);
-    absl::Status status = ForKeys(
-        value, keys, (*scratch_of)->rows.data(),
+    absl::Status status = ForWideRows(
+        value, keys, kKeyBlock, (*scratch_of)->rows.data(),
         [&](const MatrixView<const T>& rows, KeyRange part) {
           const MatrixView<T> weights = Scores(block, part);
           const WeightsPart<T> of{

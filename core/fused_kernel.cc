@@ -13,7 +13,7 @@
 #include <hwy/foreach_target.h>  // compiles the rest of this file once a target
 #include <hwy/highway.h>
 
-#include "core/fused_mask-inl.h"
+#include "core/fused_pack-inl.h"
 #include "core/fused_panel-inl.h"
 #include "core/fused_rows-inl.h"
 #include "core/fused_tiles-inl.h"
@@ -45,62 +45,28 @@ int64_t GroupRows(const Problem& problem) {
   return panels * kPanelLanes;
 }
 
-// Hands out scratch, each array on a multiple of 64 bytes. Without memory it only counts, and
-// saturates: a cost is asked for before anybody knows whether it can be paid.
-template <typename T>
-class Arena {
- public:
-  explicit Arena(T* memory) : memory_(memory) {}
-  T* Take(int64_t elements) {
-    constexpr int64_t kAlignment = 64 / sizeof(T);
-    T* const taken = memory_ == nullptr ? nullptr : memory_ + used_;
-    used_ = SaturatingSum({used_, SaturatingProduct({CeilDiv(elements, kAlignment), kAlignment})});
-    return taken;
-  }
-  int64_t used() const { return used_; }
-
- private:
-  T* const memory_;
-  int64_t used_ = 0;
-};
-
 template <typename T>
 struct Scratch {
   T* weights;  // [key of a block, rounded up to a tile][vector][lane]
   T* values;   // a block's, packed; or a panel's outputs on their way
   T* keys;     // a block's, row by row; null where they are read in place
-  T* begins;   // [vector][lane], as in Block
-  T* ends;
-  T* positions;
-  T* mask = nullptr;  // PackedMaskElements and MaskRowElements; null where there is no mask
-  T* mask_rows = nullptr;
+  SeenScratch<T> seen;
   Panel<T> panels[kMostPanels];
   int count = 0;  // of panels
 
-  // As few panels as `rows` queries take, each as wide as the rest allows: two of 2 vectors are
-  // faster than 3 and 1.
-  Scratch(Arena<T>& arena, const Problem& problem, int64_t rows) {
-    constexpr int64_t kLanes = LanesOf<T>();
-    const int64_t widest = std::min(CeilDiv(rows, kLanes), int64_t{kMostVectors}) * kLanes;
+  Scratch(Arena<T>& arena, const Problem& problem, int64_t rows)
+      : seen(arena, problem, WidestPanel<T>(rows)) {
+    const int64_t widest = WidestPanel<T>(rows);
     const int64_t dimensions = SaturatingProduct({StripsOf(problem.value_width), kStrip});
     weights = arena.Take((kFusedBlock + TileKeys(1)) * widest);
     values = arena.Take(SaturatingProduct({StripsOf(problem.value_width), StripStride<T>()}));
-    const bool apart = problem.layout == Layout::kBthd && problem.kv_heads > 1;
-    keys = apart || IsHalf(problem.dtype)
+    keys = LieApart(problem) || IsHalf(problem.dtype)
                ? arena.Take(SaturatingProduct({kFusedBlock, problem.width}))
                : nullptr;
-    begins = arena.Take(widest);
-    ends = arena.Take(widest);
-    positions = arena.Take(widest);
-    if (problem.mask.has_value()) {
-      mask = arena.Take(PackedMaskElements<T>(widest));
-      mask_rows = arena.Take(MaskRowElements<T>(widest));
-    }
     for (int64_t done = 0; done < rows;) {
       Panel<T>& panel = panels[count++];
-      const int64_t vectors = CeilDiv(rows - done, kLanes);
-      panel.vectors = static_cast<int>(CeilDiv(vectors, CeilDiv(vectors, kMostVectors)));
-      const int64_t lanes = panel.vectors * kLanes;
+      panel.vectors = VectorsOfNextPanel<T>(rows - done);
+      const int64_t lanes = LanesOfPanel(panel);
       panel.rows = std::min(rows - done, lanes);
       panel.query = arena.Take(SaturatingProduct({problem.width, lanes}));
       panel.output = arena.Take(SaturatingProduct({dimensions, lanes}));
@@ -122,59 +88,16 @@ int64_t ScratchElements(const Problem& problem) {
   return arena.used();
 }
 
-// Copies rows to `to`, one after the other, widened.
-template <typename S>
-MatrixView<const Wide<S>> Dense(const MatrixView<const S>& rows, Wide<S>* to) {
-  for (int64_t row = 0; row < rows.rows; ++row) {
-    WidenRow(rows.Row(row), rows.columns, to + row * rows.columns);
-  }
-  return {to, rows.rows, rows.columns, rows.columns};
-}
-
-// Rows as the tiles read them: half precision is copied to `to`, and so are others where `copy`.
-template <typename S>
-MatrixView<const Wide<S>> Readable(const MatrixView<const S>& rows, bool copy, Wide<S>* to) {
-  if constexpr (!kIsHalf<S>) {
-    if (!copy) return rows;
-  }
-  return Dense(rows, to);
-}
-
-// Q^T with the scale folded in; lanes beyond the panel's rows hold the last row again.
-template <typename S, typename T = Wide<S>>
-void PackQuery(const FusedGroup<S>& group, const Panel<T>& panel) {
-  const Tag<T> d;
-  constexpr int64_t kLanes = LanesOf<T>();
-  const int64_t width = group.query.columns;
-  const int64_t whole = width / kBlockLanes<T> * kBlockLanes<T>;
-  const Vec<T> scale = hn::Set(d, static_cast<T>(group.problem->ScaleLog2()));
-  const int64_t first = panel.first - group.first_query;
-  for (int c = 0; c < panel.vectors; ++c) {
-    const S* rows[kLanes];
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      rows[lane] = group.query.Row(first + std::min(c * kLanes + lane, panel.rows - 1));
-    }
-    const auto store = [&](int64_t x, Vec<T> column) HWY_ATTR {
-      hn::Store(hn::Mul(scale, column), d, panel.query + (x * panel.vectors + c) * kLanes);
-    };
-    for (int64_t x = 0; x < whole; x += kBlockLanes<T>) {
-      Vec<T> columns[kBlockLanes<T>];
-      LoadColumns(d, rows, x, columns);
-      for (int i = 0; i < kBlockLanes<T>; ++i) store(x + i, columns[i]);
-    }
-    for (int64_t x = whole; x < width; ++x) store(x, LoadColumn(d, rows, x));
-  }
-}
-
-// Gives each panel its queries.
+// Gives each panel its queries, with the scale folded in.
 template <typename S, typename T = Wide<S>>
 void PackQueries(const FusedGroup<S>& group, Scratch<T>& scratch) {
-  int64_t first = group.first_query;
+  int64_t done = 0;
   for (int i = 0; i < scratch.count; ++i) {
     Panel<T>& panel = scratch.panels[i];
-    panel.first = first;
-    PackQuery(group, panel);
-    first += panel.rows;
+    panel.first = group.first_query + done;
+    PackColumns(group.query.Rows(done, panel.rows), panel.vectors,
+                static_cast<T>(group.problem->ScaleLog2()), panel.query);
+    done += panel.rows;
   }
 }
 
@@ -184,29 +107,6 @@ void Empty(int64_t lanes, int64_t dimensions, T* reference, T* sum, T* output) {
   std::fill_n(reference, lanes, NoReference<T>());
   std::fill_n(sum, lanes, T{0});
   std::fill_n(output, dimensions * lanes, T{0});
-}
-
-// A block of keys and values, as the kernel reads them.
-template <typename T>
-struct PackedBlock {
-  KeyRange keys;
-  MatrixView<const T> key;
-  Strips<T> values;
-  bool finite = true;  // the values, where somebody may not see them
-};
-
-// Blocks begin at keys that every target's tiles begin at: what is decided for a group of keys
-// stays together.
-constexpr int64_t kFirstKeys = 8;
-static_assert(kFirstKeys % TileKeys(1) == 0 && kFusedBlock % kFirstKeys == 0);
-
-// The part of `keys` that the queries first .. first + count - 1 see.
-KeyRange SeenPart(const Problem& problem, int64_t batch, int64_t first, int64_t count,
-                  KeyRange keys) {
-  const KeyRange seen = problem.VisibleKeysOfAny(batch, first, count);
-  if (problem.Ask(batch, first, count, keys) == Visibility::kNone) return {keys.begin, keys.begin};
-  const int64_t begin = std::max(keys.begin, seen.begin / kFirstKeys * kFirstKeys);
-  return {begin, std::max(begin, std::min(keys.end, seen.end))};
 }
 
 // The part of `keys` that some query of the group sees. Keys that are far apart from each other
@@ -253,8 +153,10 @@ PrefetcherToL2 ReadNext(const FusedGroup<S>& group, int64_t end, int64_t visible
     add_block(group.key, end);
     add_block(group.value, end);
   } else {
-    next.Add(MatrixView<const S>{group.output.data, group.output.rows, group.output.columns,
-                                 group.output.stride});
+    if (group.output.data != nullptr) {
+      next.Add(MatrixView<const S>{group.output.data, group.output.rows, group.output.columns,
+                                   group.output.stride});
+    }
     next.Add(group.next_query);
     add_block(group.next_key, 0);
     add_block(group.next_value, 0);
@@ -262,51 +164,18 @@ PrefetcherToL2 ReadNext(const FusedGroup<S>& group, int64_t end, int64_t visible
   return next;
 }
 
-// The block as the panel sees it; without a row where it sees none.
+// The sum of output * d_output over a row of `width`.
 template <typename S, typename T = Wide<S>>
-Block<T> SeenBlock(const FusedGroup<S>& group, const ScoreChange<T>& change, const Panel<T>& panel,
-                   const PackedBlock<T>& packed, const Scratch<T>& scratch) {
-  const Problem& problem = *group.problem;
-  Block<T> block;
-  const KeyRange keys = SeenPart(problem, group.batch, panel.first, panel.rows, packed.keys);
-  const int64_t rows = keys.size();
-  if (rows == 0) return block;
-  block.first = keys.begin - packed.keys.begin;
-  block.key = packed.key.Rows(block.first, rows);
-  block.values = packed.values;
-  block.values.data += block.first * packed.values.key_stride;
-  block.select = !packed.finite;
-  if (group.mask.present()) {
-    // Numbers lie where the scores they are added to will: they have been read by then, and both
-    // together would not stay in L1 (1.02x the speed at T512 D32, Zen 3). A value product that
-    // selects asks for them again.
-    T* const packed_mask = group.mask.added() && !block.select ? scratch.weights : scratch.mask;
-    PackMask(group.mask, panel, keys, packed_mask, scratch.mask_rows, block);
-    if (block.key.rows == 0) return block;
+T Dot(const T* output, const S* d_output, int64_t width) {
+  const Tag<T> d;
+  Vec<T> sums = hn::Zero(d);
+  int64_t x = 0;
+  for (; x + LanesOf<T>() <= width; x += LanesOf<T>()) {
+    sums = hn::MulAdd(hn::LoadU(d, output + x), LoadWide(d, d_output + x), sums);
   }
-  const int64_t lanes = LanesOfPanel(panel);
-  if (ChangesScores(problem)) {
-    block.change = &change;
-    block.positions = scratch.positions;
-    block.first_in_block = keys.begin % kFusedBlock;
-    const int64_t origin = problem.Offset(group.batch) - (keys.begin - block.first_in_block);
-    for (int64_t lane = 0; lane < lanes; ++lane) {
-      scratch.positions[lane] = static_cast<T>(panel.first + lane + origin);
-    }
-  }
-  if (problem.Ask(group.batch, panel.first, panel.rows, keys) != Visibility::kMixed) return block;
-  for (int64_t lane = 0; lane < lanes; ++lane) {
-    const int64_t query = panel.first + std::min(lane, panel.rows - 1);
-    const KeyRange seen = problem.VisibleKeys(group.batch, query);
-    const auto row = [&](int64_t key) {
-      return static_cast<T>(std::clamp<int64_t>(key - keys.begin, 0, rows));
-    };
-    scratch.begins[lane] = row(seen.begin);
-    scratch.ends[lane] = row(seen.end);
-  }
-  block.begins = scratch.begins;
-  block.ends = scratch.ends;
-  return block;
+  T sum = hn::GetLane(hn::SumOfLanes(d, sums));
+  for (; x < width; ++x) sum += output[x] * Widened(d_output[x]);
+  return sum;
 }
 
 // Writes a panel's rows: O^T / L, and what else is wanted. merged: whether segments were merged;
@@ -320,7 +189,7 @@ void FinishPanel(const FusedGroup<S>& group, const Panel<T>& panel, bool merged,
   const T* const sums = merged ? panel.total_sum : panel.sum;
   const T* const references = merged ? panel.total_reference : panel.reference;
   const int64_t first = panel.first - group.first_query;
-  const int64_t width = group.output.columns;
+  const int64_t width = group.value.columns;
   const int64_t whole = width / kBlockLanes<T> * kBlockLanes<T>;
   for (int c = 0; c < panel.vectors; ++c) {
     const int64_t rows = std::min(kLanes, panel.rows - c * kLanes);
@@ -344,7 +213,8 @@ void FinishPanel(const FusedGroup<S>& group, const Panel<T>& panel, bool merged,
       if constexpr (kIsHalf<S>) {
         out[lane] = scratch.values + lane * width;
       } else {
-        out[lane] = group.output.Row(row);
+        out[lane] =
+            group.output.data == nullptr ? scratch.values + lane * width : group.output.Row(row);
       }
       const T reference = references[c * kLanes + lane];
       if (group.reference != nullptr) group.reference[row] = reference;
@@ -368,8 +238,12 @@ void FinishPanel(const FusedGroup<S>& group, const Panel<T>& panel, bool merged,
       hn::Store(column(x), d, elements);
       for (int64_t lane = 0; lane < rows; ++lane) out[lane][x] = elements[lane];
     }
-    for (int64_t lane = 0; kIsHalf<S> && lane < rows; ++lane) {
-      NarrowRow(out[lane], width, group.output.Row(first + c * kLanes + lane));
+    for (int64_t lane = 0; lane < rows; ++lane) {
+      const int64_t row = first + c * kLanes + lane;
+      if (group.delta != nullptr) group.delta[row] = Dot(out[lane], group.d_output.Row(row), width);
+      if (kIsHalf<S> && group.output.data != nullptr) {
+        NarrowRow(out[lane], width, group.output.Row(row));
+      }
     }
   }
 }
@@ -435,9 +309,10 @@ void SweepBlock(const FusedGroup<S>& group, const Sweep<T>& sweep, KeyRange keys
   Ahead ahead;
   ahead.next = ReadNext(group, keys.end, sweep.seen.end);
   ahead.lines = CeilDiv(ahead.next.lines(), scratch.count * tiles);
+  const Seer<T> seer{*group.problem, group.batch, group.mask, sweep.change};
   for (int i = 0; i < scratch.count; ++i) {
     const Panel<T>& panel = scratch.panels[i];
-    const Block<T> block = SeenBlock(group, sweep.change, panel, packed, scratch);
+    const Block<T> block = SeenBlock(seer, panel, packed, scratch.weights, scratch.seen);
     if (block.key.rows == 0) continue;
     ahead.next_mask = NextMask(group, scratch, i, keys, sweep.seen.end);
     ahead.mask_lines = CeilDiv(ahead.next_mask.lines(), tiles);
@@ -550,6 +425,7 @@ void WeightsImpl(const FusedGroup<S>& group, KeyRange keys, T* memory, T* weight
     std::fill_n(weights + key * stride, group.query.rows, T{0});
   }
   const ScoreChange<T> change = ScoreChangeOf<T>(*group.problem, group.head);
+  const Seer<T> seer{*group.problem, group.batch, group.mask, change};
   for (int i = 0; i < scratch.count; ++i) {
     const Panel<T>& panel = scratch.panels[i];
     const int64_t lanes = LanesOfPanel(panel);
@@ -560,7 +436,7 @@ void WeightsImpl(const FusedGroup<S>& group, KeyRange keys, T* memory, T* weight
       panel.total_sum[lane] = group.inverse_sum[row];
       if (panel.shift != nullptr) panel.shift[lane] = group.shift[row];
     }
-    const Block<T> block = SeenBlock(group, change, panel, packed, scratch);
+    const Block<T> block = SeenBlock(seer, panel, packed, scratch.weights, scratch.seen);
     WithVectors(panel.vectors,
                 [&]<int kVectors>() { PanelWeights<T, kVectors>(panel, block, scratch.weights); });
     for (int64_t key = 0; key < block.key.rows; ++key) {

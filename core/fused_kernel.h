@@ -74,13 +74,16 @@ struct FusedGroup {
   MatrixView<const S> key;    // (Tk or fewer, D)
   MatrixView<const S> value;  // (Tk or fewer, Dv)
   HeadMask<T> mask;
-  MatrixView<S> output;  // (rows, Dv)
+  MatrixView<S> output;  // (rows, Dv); null where only delta is wanted
   // Each row's M, 1 / L (0 where L is 0) and shift, from which its weights follow; and its
   // logsumexp. Null where they are not wanted; the shift also where no mask is added.
   T* reference = nullptr;    // (rows)
   T* inverse_sum = nullptr;  // (rows)
   T* shift = nullptr;        // (rows)
   T* logsumexp = nullptr;    // (rows)
+  // For a gradient: the sum of output * d_output over each row, the output not rounded.
+  MatrixView<const S> d_output;  // (rows, Dv)
+  T* delta = nullptr;            // (rows); null where it is not wanted
   // Those of the group that this thread will probably compute next, to be fetched in time. Empty
   // where there is none.
   MatrixView<const S> next_query;

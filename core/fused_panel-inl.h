@@ -54,7 +54,7 @@ int64_t LanesOfPanel(const Panel<T>& panel) {
   return panel.vectors * LanesOf<T>();
 }
 
-int64_t StripsOf(int64_t value_width) { return CeilDiv(value_width, kStrip); }
+inline int64_t StripsOf(int64_t value_width) { return CeilDiv(value_width, kStrip); }
 
 // A block of keys, seen from a panel.
 template <typename T>
@@ -269,6 +269,19 @@ HWY_INLINE void Hide(const Block<T>& block, int64_t first, Vec<T> (&scores)[kKey
   }
 }
 
+// From a tile's products to its scores: what is added, and -infinity where a key is hidden.
+template <typename T, int kVectors, int kKeys, bool kChange>
+HWY_INLINE void FinishScores(const Block<T>& block, int64_t first,
+                             Vec<T> (&scores)[kKeys][kVectors]) {
+  if constexpr (kChange) ChangeScores(block, first, scores);
+  if (block.flags != nullptr) {
+    for (int i = 0; i < kKeys; i += kDecision) {
+      for (int c = 0; c < kVectors; ++c) HideByFlags(block.flags, first, i, c, scores);
+    }
+  }
+  if (block.ends != nullptr || first + kKeys > block.key.rows) Hide(block, first, scores);
+}
+
 // Turns a key's scores, row `row` of `weights`, into weights, and adds them to the block's sum.
 template <typename T, int kVectors>
 HWY_INLINE void Exponentiate(const T* reference, int64_t row, T* weights, T* block_sum) {
@@ -326,13 +339,7 @@ HWY_INLINE void PanelBlock(const Panel<T>& panel, const Block<T>& block, T* weig
       if (kExponentiateBeside || waiting >= kExponentiateKeys) finish(j);
       ScoreTile<T, kVectors, kKeys, 0>(panel.query, keys, width, scores, [](int) {});
     }
-    if constexpr (kChange) ChangeScores(block, j, scores);
-    if (block.flags != nullptr) {
-      for (int i = 0; i < kKeys; i += kDecision) {
-        for (int c = 0; c < kVectors; ++c) HideByFlags(block.flags, j, i, c, scores);
-      }
-    }
-    if (block.ends != nullptr || j + kKeys > block.key.rows) Hide(block, j, scores);
+    FinishScores<T, kVectors, kKeys, kChange>(block, j, scores);
     for (int first = 0; first < kKeys; first += kDecision) {
       Vec<T> largest[kVectors];
       auto any = hn::Lt(none, none);

@@ -16,23 +16,6 @@
 namespace attendant::core {
 namespace {
 
-// A multiple of every vector's lanes: groups of such a size leave no lane idle but at the end.
-constexpr int64_t kMostLanes = 16;
-// The last thread to finish waits for one task at most: so many a thread make that little.
-constexpr int64_t kTasksPerThread = 8;
-
-// Queries of a task, where they fill vectors: a head's divided evenly, into as many groups as the
-// kernel's limit and the threads ask for.
-template <typename T>
-int64_t GroupRows(const Problem& problem, int threads) {
-  const int64_t most = FusedGroupRows<T>(problem);
-  const int64_t heads = std::max<int64_t>(SaturatingProduct({problem.batch, problem.heads}), 1);
-  const int64_t groups = std::max<int64_t>(
-      {CeilDiv(problem.queries, most), CeilDiv(kTasksPerThread * threads, heads), 1});
-  const int64_t even = CeilDiv(CeilDiv(problem.queries, groups), kMostLanes) * kMostLanes;
-  return std::min(std::max(even, kMostLanes), most);
-}
-
 // Keys and values of (batch, tokens, heads, width) are copied head by head where more groups than
 // this read them: the rows of a head lie so far apart that each group would ask for the address of
 // every page again. Measured, 8 heads of width 64: with 11 groups (2048 tokens) 0.83 of the peak
@@ -58,7 +41,7 @@ template <typename S>
 int64_t CopiedElements(const Problem& p, int threads, int64_t width) {
   using T = Wide<S>;
   if (p.layout == Layout::kBhtd || p.kv_heads <= 1 || FusedFewQueries<T>(p)) return 0;
-  const int64_t groups = p.heads / p.kv_heads * CeilDiv(p.queries, GroupRows<T>(p, threads));
+  const int64_t groups = p.heads / p.kv_heads * CeilDiv(p.queries, FusedTaskRows<T>(p, threads));
   const int64_t tokens = SaturatingProduct({p.batch, p.kv_heads, SeenKeys(p)});
   const int64_t bytes = SaturatingProduct(
       {tokens, SaturatingSum({p.width, p.value_width}), static_cast<int64_t>(sizeof(S))});
@@ -69,7 +52,7 @@ int64_t CopiedElements(const Problem& p, int threads, int64_t width) {
 // Elements of one block's weights, [key][query].
 template <typename T>
 int64_t BlockWeights(const Problem& problem, int threads) {
-  return NeedsSecondSweep(problem) ? kFusedBlock * GroupRows<T>(problem, threads) : 0;
+  return NeedsSecondSweep(problem) ? kFusedBlock * FusedTaskRows<T>(problem, threads) : 0;
 }
 
 int64_t Segments(const Problem& problem) {
@@ -101,8 +84,9 @@ int64_t RowsTiles(const Problem& p) {
 // Of the stage with scratch that has most.
 template <typename T>
 int64_t MostTiles(const Problem& p, int threads) {
-  const int64_t forward =
-      FusedFewQueries<T>(p) ? RowsTiles(p) : Tiling(p, p.queries, GroupRows<T>(p, threads)).tiles();
+  const int64_t forward = FusedFewQueries<T>(p)
+                              ? RowsTiles(p)
+                              : Tiling(p, p.queries, FusedTaskRows<T>(p, threads)).tiles();
   return std::max(forward,
                   NeedsSecondSweep(p) ? Tiling(p, p.keys, kFusedBlock).tiles() : int64_t{0});
 }
@@ -245,7 +229,7 @@ class FusedJob {
                         ? nullptr
                         : tensors_.key_sums + block.flat_head * problem_.keys + keys.begin;
     if (sums != nullptr) std::fill_n(sums, keys.size(), T{0});
-    const int64_t most = GroupRows<T>(problem_, threads_);
+    const int64_t most = FusedTaskRows<T>(problem_, threads_);
     for (int64_t first = 0; first < problem_.queries; first += most) {
       if (context.stopped()) return absl::OkStatus();
       const int64_t count = std::min(most, problem_.queries - first);
@@ -439,7 +423,8 @@ absl::StatusOr<std::vector<Stage>> FusedStages(const Problem& problem,
                           return absl::OkStatus();
                         }});
     }
-    const Tiling queries(problem, problem.queries, GroupRows<Wide<S>>(problem, resources.threads));
+    const Tiling queries(problem, problem.queries,
+                         FusedTaskRows<Wide<S>>(problem, resources.threads));
     stages.push_back({"forward", queries.tiles(), [job, queries](const TileContext& context) {
                         return job->Forward(queries, context);
                       }});

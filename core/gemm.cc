@@ -26,13 +26,39 @@ void Zero(MatrixView<T> matrix) {
   }
 }
 
-// True where nothing is left for a library; c then holds the result.
+// True where nothing is left for a library; c then holds the result. depth: K.
 template <typename T>
-bool DoneWithoutLibrary(MatrixView<const T> a, MatrixView<T> c, bool accumulate) {
+bool DoneWithoutLibrary(int64_t depth, MatrixView<T> c, bool accumulate) {
   if (c.rows == 0 || c.columns == 0) return true;
-  if (a.columns > 0) return false;
+  if (depth > 0) return false;
   if (!accumulate) Zero(c);
   return true;
+}
+
+// c = op(a) * op(b), or c += ...: the libraries themselves. depth: K, more than 0.
+absl::Status Multiply(const MatrixView<const float>& a, Transpose transpose_a,
+                      const MatrixView<const float>& b, Transpose transpose_b, int64_t depth,
+                      const MatrixView<float>& c, bool accumulate) {
+  const auto letter = [](Transpose transpose) { return transpose == Transpose::kYes ? 'T' : 'N'; };
+  const dnnl_status_t status =
+      dnnl_sgemm(letter(transpose_a), letter(transpose_b), c.rows, c.columns, depth, 1.0f, a.data,
+                 LeadingDimension(a), b.data, LeadingDimension(b), accumulate ? 1.0f : 0.0f, c.data,
+                 LeadingDimension(c));
+  if (status == dnnl_success) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("oneDNN sgemm failed with status ", status));
+}
+absl::Status Multiply(const MatrixView<const double>& a, Transpose transpose_a,
+                      const MatrixView<const double>& b, Transpose transpose_b, int64_t depth,
+                      const MatrixView<double>& c, bool accumulate) {
+  const auto to_int = [](int64_t size) { return static_cast<blasint>(size); };
+  const auto transpose = [](Transpose of) {
+    return of == Transpose::kYes ? CblasTrans : CblasNoTrans;
+  };
+  cblas_dgemm(CblasRowMajor, transpose(transpose_a), transpose(transpose_b), to_int(c.rows),
+              to_int(c.columns), to_int(depth), 1.0, a.data, to_int(LeadingDimension(a)), b.data,
+              to_int(LeadingDimension(b)), accumulate ? 1.0 : 0.0, c.data,
+              to_int(LeadingDimension(c)));
+  return absl::OkStatus();
 }
 
 absl::string_view OneDnnInstructionSet() {
@@ -49,25 +75,24 @@ absl::string_view OneDnnInstructionSet() {
 
 absl::Status Gemm(MatrixView<const float> a, MatrixView<const float> b, Transpose transpose_b,
                   MatrixView<float> c, bool accumulate) {
-  if (DoneWithoutLibrary(a, c, accumulate)) return absl::OkStatus();
-  const dnnl_status_t status =
-      dnnl_sgemm('N', transpose_b == Transpose::kYes ? 'T' : 'N', c.rows, c.columns, a.columns,
-                 1.0f, a.data, LeadingDimension(a), b.data, LeadingDimension(b),
-                 accumulate ? 1.0f : 0.0f, c.data, LeadingDimension(c));
-  if (status == dnnl_success) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("oneDNN sgemm failed with status ", status));
+  if (DoneWithoutLibrary(a.columns, c, accumulate)) return absl::OkStatus();
+  return Multiply(a, Transpose::kNo, b, transpose_b, a.columns, c, accumulate);
 }
-
 absl::Status Gemm(MatrixView<const double> a, MatrixView<const double> b, Transpose transpose_b,
                   MatrixView<double> c, bool accumulate) {
-  if (DoneWithoutLibrary(a, c, accumulate)) return absl::OkStatus();
-  const auto to_int = [](int64_t size) { return static_cast<blasint>(size); };
-  cblas_dgemm(CblasRowMajor, CblasNoTrans,
-              transpose_b == Transpose::kYes ? CblasTrans : CblasNoTrans, to_int(c.rows),
-              to_int(c.columns), to_int(a.columns), 1.0, a.data, to_int(LeadingDimension(a)),
-              b.data, to_int(LeadingDimension(b)), accumulate ? 1.0 : 0.0, c.data,
-              to_int(LeadingDimension(c)));
-  return absl::OkStatus();
+  if (DoneWithoutLibrary(a.columns, c, accumulate)) return absl::OkStatus();
+  return Multiply(a, Transpose::kNo, b, transpose_b, a.columns, c, accumulate);
+}
+
+absl::Status TransposedGemm(MatrixView<const float> a, MatrixView<const float> b,
+                            MatrixView<float> c, bool accumulate) {
+  if (DoneWithoutLibrary(a.rows, c, accumulate)) return absl::OkStatus();
+  return Multiply(a, Transpose::kYes, b, Transpose::kNo, a.rows, c, accumulate);
+}
+absl::Status TransposedGemm(MatrixView<const double> a, MatrixView<const double> b,
+                            MatrixView<double> c, bool accumulate) {
+  if (DoneWithoutLibrary(a.rows, c, accumulate)) return absl::OkStatus();
+  return Multiply(a, Transpose::kYes, b, Transpose::kNo, a.rows, c, accumulate);
 }
 
 void PrepareThreadForGemm() { omp_set_num_threads(1); }

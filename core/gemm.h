@@ -21,6 +21,12 @@ absl::Status Gemm(MatrixView<const float> a, MatrixView<const float> b, Transpos
 absl::Status Gemm(MatrixView<const double> a, MatrixView<const double> b, Transpose transpose_b,
                   MatrixView<double> c, bool accumulate);
 
+// c = a^T * b, or c += a^T * b: a: (K, M); b: (K, N). Otherwise as Gemm.
+absl::Status TransposedGemm(MatrixView<const float> a, MatrixView<const float> b,
+                            MatrixView<float> c, bool accumulate);
+absl::Status TransposedGemm(MatrixView<const double> a, MatrixView<const double> b,
+                            MatrixView<double> c, bool accumulate);
+
 // Keeps the libraries from starting threads of their own on behalf of the calling one.
 void PrepareThreadForGemm();
 

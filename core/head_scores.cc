@@ -5,6 +5,8 @@
 #include <limits>
 #include <numbers>
 
+#include "core/softmax.h"
+
 namespace attendant::core {
 namespace {
 
@@ -48,6 +50,22 @@ void HeadScores<T>::Apply(int64_t query, KeyRange keys, T shift, T* row) const {
       if (mask_.present() && bias[j - part.begin] == kHiddenBias<T>) score = kHiddenBias<T>;
     }
   }
+}
+
+template <typename T>
+RowSoftmax<T> HeadScores<T>::Softmax(int64_t query, KeyRange seen, int64_t keys, T* row) const {
+  std::fill(row, row + seen.begin, T{0});
+  std::fill(row + seen.end, row + keys, T{0});
+  T* const visible = row + seen.begin;
+  const RowScores<T> of_row = OfRow(query, seen);
+  Apply(query, seen, of_row.shift, visible);
+  const T reference = std::max(DominantScore(visible, seen.size(), scale()), of_row.sink);
+  const T sink = Exp2OfSink(of_row.sink, reference);
+  const T sum = Exp2OfDifference(visible, seen.size(), scale(), reference) + sink;
+  // A row without a visible key, or whose every score is -infinity: 0, and logsumexp -infinity.
+  if (sum != 0) ScaleRow(visible, seen.size(), 1 / sum);
+  if (std::isnan(sum)) ZeroMasked(query, seen, visible);
+  return {NaturalLogSumExp(reference, scale(), sum, of_row.shift), sum == 0 ? T{0} : sink / sum};
 }
 
 template <typename T>

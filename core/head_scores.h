@@ -19,6 +19,13 @@ struct RowScores {
   T sink = 0;
 };
 
+// What a softmax leaves beside the weights.
+template <typename T>
+struct RowSoftmax {
+  T logsumexp = 0;    // natural; -infinity where no key is seen
+  T sink_weight = 0;  // of the sink: with it the weights sum up to 1
+};
+
 // Thread-compatible.
 template <typename T>
 class HeadScores {
@@ -35,6 +42,9 @@ class HeadScores {
   void Apply(int64_t query, KeyRange keys, T shift, T* row) const;
   // log2(e) in it.
   T scale() const { return changes_ ? T{1} : scale_; }
+
+  // Turns a query's row of products with all keys, of which it sees `seen`, into softmax weights.
+  RowSoftmax<T> Softmax(int64_t query, KeyRange seen, int64_t keys, T* row) const;
 
   // Sets what the mask hides of a row of weights to 0: in a row with a NaN it may not be.
   void ZeroMasked(int64_t query, KeyRange keys, T* row) const;

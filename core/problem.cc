@@ -251,6 +251,8 @@ absl::Status ApplyMask(const AttendOptions& options, Problem& problem) {
     if (size > 1) *strides[4 - mask.shape.size() + axis] = stride;
     stride *= std::max<int64_t>(size, 1);
   }
+  layout.elements = 1;
+  for (const int64_t size : mask.shape) layout.elements *= size;
   problem.mask = layout;
   return absl::OkStatus();
 }

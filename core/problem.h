@@ -46,6 +46,7 @@ struct MaskLayout {
   int64_t head_stride = 0;
   int64_t query_stride = 0;
   int64_t key_stride = 0;  // 0 or 1
+  int64_t elements = 0;
 };
 
 // The options of the contract, unchecked. path: AUTO is kChunked.

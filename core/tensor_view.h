@@ -118,6 +118,21 @@ struct MatrixView {
   }
 };
 
+// A (batch, heads, tokens, width) tensor with any strides, in elements; 0 repeats what there is.
+// Thread-compatible; does not own data.
+template <typename T>
+struct StridedView {
+  T* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+  int64_t token_stride = 0;
+  int64_t width_stride = 0;
+
+  T* Row(int64_t batch, int64_t head, int64_t token) const {
+    return data + batch * batch_stride + head * head_stride + token * token_stride;
+  }
+};
+
 // A (batch, heads, tokens, width) tensor in either layout: the tokens of one head are a matrix.
 // Thread-compatible; does not own data.
 template <typename T>
@@ -132,6 +147,8 @@ class TensorView {
         batch_stride_(heads * tokens * width),
         head_stride_(layout == Layout::kBhtd ? tokens * width : width),
         token_stride_(layout == Layout::kBhtd ? width : heads * width) {}
+
+  StridedView<T> Strided() const { return {data_, batch_stride_, head_stride_, token_stride_, 1}; }
 
   MatrixView<T> Head(int64_t batch, int64_t head) const {
     return {data_ + batch * batch_stride_ + head * head_stride_, tokens_, width_, token_stride_};

@@ -22,6 +22,27 @@ absl::StatusOr<Buffer<T>> FinitePart(const MatrixView<const T>& value, Workspace
   return copy;
 }
 
+// Adds what FinitePart left out of the queries to the keys that they see.
+template <typename T>
+void AddQueries(MatrixView<const T> weights, MatrixView<const T> query, MatrixView<T> output) {
+  for (int64_t row = 0; row < query.rows; ++row) {
+    const T* const from = query.Row(row);
+    if (AllFinite(from, query.columns)) continue;
+    for (int64_t key = 0; key < weights.columns; ++key) {
+      const T weight = weights.Row(row)[key];
+      for (int64_t column = 0; weight != 0 && column < query.columns; ++column) {
+        if (!std::isfinite(from[column])) output.Row(key)[column] += weight * from[column];
+      }
+    }
+  }
+}
+
+template <typename T>
+bool AllSeen(const Problem& problem, const WeightsPart<T>& part, int64_t queries) {
+  return !part.mask.present() &&
+         problem.Ask(part.batch, part.first_query, queries, part.keys) == Visibility::kAll;
+}
+
 // Adds what FinitePart left out to the rows that see it.
 template <typename T>
 void AddRest(const Problem& problem, const WeightsPart<T>& part, MatrixView<const T> weights,
@@ -51,10 +72,7 @@ absl::Status ValueProduct(const Problem& problem, const WeightsPart<T>& part,
                           MatrixView<const T> weights, MatrixView<const T> value,
                           MatrixView<T> output, bool accumulate, Workspace& workspace) {
   if (weights.rows == 0) return absl::OkStatus();
-  const bool all_seen =
-      !part.mask.present() &&
-      problem.Ask(part.batch, part.first_query, weights.rows, part.keys) == Visibility::kAll;
-  if (all_seen || AllRowsFinite(value)) {
+  if (AllSeen(problem, part, weights.rows) || AllRowsFinite(value)) {
     return Gemm(weights, value, Transpose::kNo, output, accumulate);
   }
   const auto finite = FinitePart(value, workspace);
@@ -65,6 +83,27 @@ absl::Status ValueProduct(const Problem& problem, const WeightsPart<T>& part,
   return status;
 }
 
+template <typename T>
+absl::Status QueryProduct(const Problem& problem, const WeightsPart<T>& part,
+                          MatrixView<const T> weights, MatrixView<const T> query,
+                          MatrixView<T> output, bool accumulate, Workspace& workspace) {
+  if (weights.rows == 0 || AllSeen(problem, part, weights.rows) || AllRowsFinite(query)) {
+    return TransposedGemm(weights, query, output, accumulate);
+  }
+  const auto finite = FinitePart(query, workspace);
+  if (!finite.ok()) return finite.status();
+  const MatrixView<const T> finite_view{finite->data(), query.rows, query.columns, query.columns};
+  absl::Status status = TransposedGemm(weights, finite_view, output, accumulate);
+  if (status.ok()) AddQueries(weights, query, output);
+  return status;
+}
+
+template absl::Status QueryProduct(const Problem&, const WeightsPart<float>&,
+                                   MatrixView<const float>, MatrixView<const float>,
+                                   MatrixView<float>, bool, Workspace&);
+template absl::Status QueryProduct(const Problem&, const WeightsPart<double>&,
+                                   MatrixView<const double>, MatrixView<const double>,
+                                   MatrixView<double>, bool, Workspace&);
 template absl::Status ValueProduct(const Problem&, const WeightsPart<float>&,
                                    MatrixView<const float>, MatrixView<const float>,
                                    MatrixView<float>, bool, Workspace&);

@@ -35,6 +35,16 @@ absl::Status ValueProduct(const Problem& problem, const WeightsPart<T>& part,
                           MatrixView<const T> weights, MatrixView<const T> value,
                           MatrixView<T> output, bool accumulate, Workspace& workspace);
 
+// output = weights^T * query, or += where accumulate: the same the other way round, for a gradient.
+//   weights  (rows, part.keys.size()), 0 at hidden positions
+//   query    (rows, D): what of each query is summed
+//   output   (part.keys.size(), D)
+// Where a weight is 0 the query's NaN or infinity does not show.
+template <typename T>
+absl::Status QueryProduct(const Problem& problem, const WeightsPart<T>& part,
+                          MatrixView<const T> weights, MatrixView<const T> query,
+                          MatrixView<T> output, bool accumulate, Workspace& workspace);
+
 }  // namespace attendant::core
 
 #endif  // ATTENDANT_CORE_VALUE_PRODUCT_H_

@@ -13,7 +13,8 @@ namespace attendant::core {
 
 class RandomProblems {
  public:
-  explicit RandomProblems(uint32_t seed) : rng_(seed) {}
+  // small: of a few tokens, for what computes a problem again for each of its numbers.
+  explicit RandomProblems(uint32_t seed, bool small = false) : rng_(seed), small_(small) {}
 
   // Small enough that hundreds take a second. mask: what is in the options of the problem.
   template <typename T>
@@ -28,7 +29,7 @@ class RandomProblems {
       s.width = Width();
       s.value_width = Width();
       const int64_t pairs = s.batch * s.heads * s.queries * s.keys;
-      if (pairs * (s.width + s.value_width + 8) > 1'500'000) continue;
+      if (pairs * (s.width + s.value_width + 8) > (small_ ? 3'000 : 1'500'000)) continue;
       constexpr Causal kCausal[] = {Causal::kNone, Causal::kTopLeft, Causal::kBottomRight};
       AttendOptions options = Options(kCausal[Below(3)], kBothLayouts[Below(2)]);
       if (Below(3) == 0) {
@@ -73,6 +74,7 @@ class RandomProblems {
 
   int64_t Length() {
     constexpr int64_t kEdges[] = {63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513};
+    if (small_) return Below(9);
     switch (Below(3)) {
       case 0:
         return Below(10);
@@ -85,10 +87,12 @@ class RandomProblems {
 
   int64_t Width() {
     constexpr int64_t kEdges[] = {32, 64, 80, 96, 128, 160, 256, 512};
+    if (small_) return Below(5);
     return Below(3) == 0 ? kEdges[Below(8)] : Below(20);
   }
 
   std::mt19937 rng_;
+  const bool small_;
 };
 
 }  // namespace attendant::core
