@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "core/cost.h"
 
 namespace attendant::bench {
 namespace {
@@ -97,6 +98,21 @@ std::vector<Case> MakeKernelCases() {
        }) {
     cases.push_back(std::move(c));
   }
+  const Case causal = With(t2048, "", &Case::causal, Causal::kTopLeft);
+  for (const Pass pass : {Pass::kBackwardGiven, Pass::kBackward}) {
+    const std::string name = NameOf(pass);
+    for (const auto& [suffix, base] : {std::pair("_t512_d64", t512),
+                                       {"_t2048_d64", t2048},
+                                       {"_t2048_d128", t2048_d128},
+                                       {"_t2048_d64_causal", causal},
+                                       {"_t8192_d64", t8192}}) {
+      cases.push_back(With(base, (name + suffix).c_str(), &Case::pass, pass));
+    }
+    cases.push_back(With(With(t2048, "", &Case::dtype, DType::kFloat64),
+                         ("f64_" + name + "_t2048_d64").c_str(), &Case::pass, pass));
+    cases.push_back(With(With(t2048, "", &Case::dtype, DType::kBFloat16),
+                         ("bf16_" + name + "_t2048_d64").c_str(), &Case::pass, pass));
+  }
   for (const int64_t queries : {2, 4, 8, 16}) {
     cases.push_back(WithHeads(
         Decode(absl::StrCat("decode_q", queries, "_h32_kv8_t4096_d128"), queries, 4096, 128), 1, 32,
@@ -152,6 +168,18 @@ core::Problem ProblemOf(const Case& c) {
   if (c.alibi_slope != 0) options.alibi_slopes.assign(c.heads, c.alibi_slope);
   const core::TensorSpec keys = spec(c.kv_heads, c.keys);
   return *core::MakeProblem(spec(c.heads, c.queries), keys, keys, options);
+}
+
+core::GradientProblem GradientOf(const Case& c) {
+  core::GradientProblem gradient;
+  gradient.attend = ProblemOf(c);
+  gradient.given = c.pass == Pass::kBackwardGiven;
+  return gradient;
+}
+
+double FlopsOf(const Case& c) {
+  return static_cast<double>(c.pass == Pass::kForward ? core::ProductFlops(ProblemOf(c))
+                                                      : core::ProductFlops(GradientOf(c)));
 }
 
 absl::StatusOr<std::vector<std::string>> Select(const std::vector<std::string>& names,

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "core/gradient.h"
 #include "core/problem.h"
 
 namespace attendant::bench {
@@ -23,8 +24,18 @@ constexpr const char* NameOf(Mask mask) {
                                 : "";
 }
 
+// What is computed: attention, or its gradient with the forward pass inside or its results given.
+enum class Pass { kForward, kBackward, kBackwardGiven };
+
+constexpr const char* NameOf(Pass pass) {
+  return pass == Pass::kForward    ? "forward"
+         : pass == Pass::kBackward ? "backward"
+                                   : "backward_given";
+}
+
 struct Case {
   std::string name;
+  Pass pass = Pass::kForward;
   core::DType dtype = core::DType::kFloat32;
   core::Path path = core::Path::kChunked;
   core::Layout layout = core::Layout::kBhtd;
@@ -56,6 +67,10 @@ std::vector<std::string> NamesOf(const std::vector<Case>& cases);
 const Case& CaseNamed(const std::vector<Case>& cases, absl::string_view name);
 
 core::Problem ProblemOf(const Case& c);
+// REQUIRES: the case is a backward pass.
+core::GradientProblem GradientOf(const Case& c);
+// Of its matrix products.
+double FlopsOf(const Case& c);
 
 // The names that match any of the patterns (names or globs such as "decode*"), in their own order;
 // all of them where there is no pattern. Returns INVALID_ARGUMENT naming a pattern without a match.

@@ -6,7 +6,6 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "core/cost.h"
 #include "core/gemm.h"
 #include "core/kernel.h"
 #include "core/machine.h"
@@ -41,7 +40,8 @@ CaseResult ResultFor(const char* mode, const Case& c, const Settings& settings) 
   result.set_softcap(c.softcap);
   result.set_alibi_slope(c.alibi_slope);
   result.set_mask(NameOf(c.mask));
-  result.set_flops(static_cast<double>(core::ProductFlops(ProblemOf(c))));
+  result.set_flops(FlopsOf(c));
+  result.set_pass(NameOf(c.pass));
   result.set_key_value_bytes(
       static_cast<double>(2 * c.batch * c.kv_heads * c.keys * c.width * core::SizeOf(c.dtype)));
   return result;

@@ -63,6 +63,12 @@ absl::StatusOr<Workload<S>> Workload<S>::Make(const Case& c, int64_t copies) {
     buffers.push_back({&copy.key, keys});
     buffers.push_back({&copy.value, keys});
   }
+  if (c.pass != Pass::kForward) {
+    buffers.push_back({&workload.d_output_, queries});
+    buffers.push_back({&workload.d_query_, queries});
+    buffers.push_back({&workload.d_key_, keys});
+    buffers.push_back({&workload.d_value_, keys});
+  }
   int64_t first = 0;
   for (const auto& [buffer, count] : buffers) {
     if (absl::Status status = AllocateAndFill(count, first, *buffer); !status.ok()) return status;
@@ -95,9 +101,8 @@ absl::Status Workload<S>::MakeMask(Mask mask) {
 }
 
 template <typename S>
-absl::Status Workload<S>::Run(core::Scheduler& scheduler, core::Kernel kernel) {
+core::AttendTensors<S> Workload<S>::Tensors(const KeyValue& copy) {
   const core::Problem& p = problem_;
-  const KeyValue& copy = Next();
   const auto view = [&](auto* data, int64_t heads, int64_t tokens) {
     return core::TensorView(data, p.layout, heads, tokens, p.width);
   };
@@ -107,12 +112,60 @@ absl::Status Workload<S>::Run(core::Scheduler& scheduler, core::Kernel kernel) {
   tensors.value = view(static_cast<const S*>(copy.value.data()), p.kv_heads, p.keys);
   tensors.mask = mask_.data();
   tensors.output = view(output_.data(), p.heads, p.queries);
-  core::Workspace workspace;
-  auto stages = core::AttendStages<S>(p, tensors, {&workspace, scheduler.threads(), kernel});
+  return tensors;
+}
+
+template <typename S>
+absl::Status Workload<S>::RunStages(core::Scheduler& scheduler,
+                                    absl::StatusOr<std::vector<core::Stage>> stages,
+                                    const core::Workspace& workspace) {
   if (!stages.ok()) return stages.status();
   absl::Status status = scheduler.Run(*std::move(stages));
   workspace_bytes_ = std::max(workspace_bytes_, workspace.peak_bytes());
   return status;
+}
+
+template <typename S>
+absl::Status Workload<S>::Run(core::Scheduler& scheduler, core::Kernel kernel) {
+  if (gradient_.has_value()) return RunBackward(scheduler, kernel);
+  core::Workspace workspace;
+  return RunStages(
+      scheduler,
+      core::AttendStages<S>(problem_, Tensors(Next()), {&workspace, scheduler.threads(), kernel}),
+      workspace);
+}
+
+template <typename S>
+absl::Status Workload<S>::RunBackward(core::Scheduler& scheduler, core::Kernel kernel) {
+  const core::Problem& p = problem_;
+  core::AttendTensors<S> forward = Tensors(Next());
+  core::Workspace workspace;
+  const core::Resources resources{&workspace, scheduler.threads(), kernel};
+  if (gradient_->given && logsumexp_.data() == nullptr) {
+    auto logsumexp =
+        core::Workspace::Process().Allocate<core::Wide<S>>(p.batch * p.heads * p.queries);
+    if (!logsumexp.ok()) return logsumexp.status();
+    logsumexp_ = *std::move(logsumexp);
+    forward.logsumexp = logsumexp_.data();
+    auto stages = core::AttendStages<S>(p, forward, resources);
+    if (!stages.ok()) return stages.status();
+    absl::Status status = scheduler.Run(*std::move(stages));
+    if (!status.ok()) return status;
+  }
+  core::GradientTensors<S> tensors;
+  tensors.query = forward.query;
+  tensors.key = forward.key;
+  tensors.value = forward.value;
+  tensors.mask = forward.mask;
+  tensors.output = {output_.data(), p.layout, p.heads, p.queries, p.value_width};
+  tensors.logsumexp = logsumexp_.data();
+  tensors.d_output =
+      core::TensorView<const S>(d_output_.data(), p.layout, p.heads, p.queries, p.value_width)
+          .Strided();
+  tensors.d_query = {d_query_.data(), p.layout, p.heads, p.queries, p.width};
+  tensors.d_key = {d_key_.data(), p.layout, p.kv_heads, p.keys, p.width};
+  tensors.d_value = {d_value_.data(), p.layout, p.kv_heads, p.keys, p.value_width};
+  return RunStages(scheduler, core::GradientStages<S>(*gradient_, tensors, resources), workspace);
 }
 
 template <typename S>

@@ -4,11 +4,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "bench/cases.h"
+#include "core/attend.h"
+#include "core/gradient.h"
 #include "core/kernel.h"
 #include "core/problem.h"
 #include "core/scheduler.h"
@@ -33,7 +36,7 @@ class Workload {
   // Normal random values, 64-byte aligned. Returns RESOURCE_EXHAUSTED where memory is short.
   static absl::StatusOr<Workload> Make(const Case& c, int64_t copies);
 
-  // Attention over the next copy.
+  // Attention over the next copy, or its gradient.
   absl::Status Run(core::Scheduler& scheduler, core::Kernel kernel);
   // The copy after that of the last call, of this or of Run.
   const KeyValue& Next();
@@ -44,14 +47,28 @@ class Workload {
   int64_t workspace_bytes() const { return workspace_bytes_; }
 
  private:
-  explicit Workload(const Case& c) : problem_(ProblemOf(c)) {}
+  explicit Workload(const Case& c) : problem_(ProblemOf(c)) {
+    if (c.pass != Pass::kForward) gradient_ = GradientOf(c);
+  }
   absl::Status MakeMask(Mask mask);
+  core::AttendTensors<S> Tensors(const KeyValue& copy);
+  absl::Status RunStages(core::Scheduler& scheduler,
+                         absl::StatusOr<std::vector<core::Stage>> stages,
+                         const core::Workspace& workspace);
+  absl::Status RunBackward(core::Scheduler& scheduler, core::Kernel kernel);
 
   core::Problem problem_;
   core::Buffer<S> query_;
   core::Buffer<unsigned char> mask_;
   std::vector<KeyValue> copies_;
   core::Buffer<S> output_;
+  // Of a backward pass alone.
+  std::optional<core::GradientProblem> gradient_;
+  core::Buffer<S> d_output_;
+  core::Buffer<S> d_query_;
+  core::Buffer<S> d_key_;
+  core::Buffer<S> d_value_;
+  core::Buffer<core::Wide<S>> logsumexp_;
   size_t turn_ = 0;
   int64_t workspace_bytes_ = 0;
 };
