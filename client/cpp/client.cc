@@ -7,10 +7,12 @@
 
 #include <chrono>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "attendant/v1/attention.grpc.pb.h"
+#include "client/cpp/call_group.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 
 namespace attendant {
@@ -54,10 +56,15 @@ struct Client::Stubs {
 
   // call: (ClientContext*) -> grpc::Status.
   template <typename Call>
-  absl::Status Run(const ClientOptions& options, const Call& call) {
+  absl::Status Run(const ClientOptions& options, const Call& call, CallGroup* group = nullptr) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() +
                          absl::ToChronoNanoseconds(options.call_timeout));
+    std::optional<CallGroup::Member> member;
+    if (group != nullptr) {
+      context.set_deadline(absl::ToChronoTime(group->deadline()));
+      member.emplace(*group, [&context] { context.TryCancel(); });
+    }
     return ToStatus(call(&context));
   }
 
@@ -77,6 +84,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
   // The server knows its limit and names it; the client's own default of 4 MiB would not.
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
+  if (options.round_robin) arguments.SetLoadBalancingPolicyName("round_robin");
   auto channel = grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
   const auto deadline =
       std::chrono::system_clock::now() + absl::ToChronoNanoseconds(options.connect_timeout);
@@ -89,7 +97,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
 
 absl::StatusOr<AttendResult> Client::Attend(const TensorRef& query, const TensorRef& key,
                                             const TensorRef& value,
-                                            const v1::AttendOptions& options) {
+                                            const v1::AttendOptions& options, CallGroup* group) {
   if (absl::Status status = CheckSize({&query, &key, &value}); !status.ok()) return status;
   v1::AttendRequest request;
   v1::AttendResponse response;
@@ -97,9 +105,10 @@ absl::StatusOr<AttendResult> Client::Attend(const TensorRef& query, const Tensor
   Fill(key, request.mutable_key());
   Fill(value, request.mutable_value());
   *request.mutable_options() = options;
-  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
+  const auto call = [&](grpc::ClientContext* context) {
     return stubs_->attention->Attend(context, request, &response);
-  });
+  };
+  absl::Status status = stubs_->Run(options_, call, group);
   if (!status.ok()) return status;
   AttendResult result;
   result.output = Take(response.mutable_output());
@@ -134,7 +143,7 @@ absl::StatusOr<HeadResult> Client::Head(const HeadInputs& inputs,
                     Take(response.mutable_context()), std::move(*response.mutable_stats())};
 }
 
-absl::StatusOr<MergeResult> Client::Merge(absl::Span<const MergePart> parts) {
+absl::StatusOr<MergeResult> Client::Merge(absl::Span<const MergePart> parts, CallGroup* group) {
   std::vector<const TensorRef*> tensors;
   for (const MergePart& part : parts) {
     tensors.insert(tensors.end(), {&part.output, &part.logsumexp});
@@ -147,9 +156,10 @@ absl::StatusOr<MergeResult> Client::Merge(absl::Span<const MergePart> parts) {
     Fill(part.output, to->mutable_output());
     Fill(part.logsumexp, to->mutable_logsumexp());
   }
-  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
+  const auto call = [&](grpc::ClientContext* context) {
     return stubs_->attention->Merge(context, request, &response);
-  });
+  };
+  absl::Status status = stubs_->Run(options_, call, group);
   if (!status.ok()) return status;
   return MergeResult{Take(response.mutable_output()), Take(response.mutable_logsumexp())};
 }

@@ -122,11 +122,16 @@ struct MergeResult {
   Tensor logsumexp;  // (B, H, Tq)
 };
 
+class CallGroup;
+
 struct ClientOptions {
   // How long Connect waits for the server.
   absl::Duration connect_timeout = absl::Seconds(5);
   // How long a call may take: afterwards it is stopped on the server too.
   absl::Duration call_timeout = absl::Minutes(1);
+  // Whether calls go in turn to all addresses that the target stands for, not to the first that
+  // answers.
+  bool round_robin = false;
 };
 
 // Thread-safe: calls may be made from several threads at once. They share one connection.
@@ -143,16 +148,17 @@ class Client {
   // (B, Hkv, Tk, Dv), or with heads and tokens exchanged by options.layout.
   // Returns the server's status: INVALID_ARGUMENT names the field that is wrong. RESOURCE_EXHAUSTED
   // where the tensors do not fit a message.
+  // group: the calls that it ends with, by its deadline in place of call_timeout.
   absl::StatusOr<AttendResult> Attend(const TensorRef& query, const TensorRef& key,
-                                      const TensorRef& value,
-                                      const v1::AttendOptions& options = {});
+                                      const TensorRef& value, const v1::AttendOptions& options = {},
+                                      CallGroup* group = nullptr);
 
   // A whole attention layer.
   absl::StatusOr<HeadResult> Head(const HeadInputs& inputs, const v1::AttendOptions& options = {});
 
   // Joins attention over disjoint ranges of keys into attention over all of them. A sink belongs
   // to one of the parts only.
-  absl::StatusOr<MergeResult> Merge(absl::Span<const MergePart> parts);
+  absl::StatusOr<MergeResult> Merge(absl::Span<const MergePart> parts, CallGroup* group = nullptr);
 
   absl::StatusOr<v1::InfoResponse> Info();
 
