@@ -200,6 +200,14 @@ void Print(const AttendResult& result, double wall_seconds) {
   std::printf("workspace  %lld bytes\n", static_cast<long long>(stats.peak_workspace_bytes()));
 }
 
+void PrintShards(const ShardedResult& result) {
+  const char* const by = result.by == ShardBy::kBatch   ? ", by batch"
+                         : result.by == ShardBy::kHeads ? ", by heads"
+                         : result.by == ShardBy::kKeys  ? ", by keys"
+                                                        : "";
+  std::printf("shards     %lld%s\n", static_cast<long long>(result.servers), by);
+}
+
 }  // namespace
 
 ExitCode RunCall(const Connector& connect, const CallArguments& arguments) {
@@ -231,14 +239,15 @@ ExitCode RunCall(const Connector& connect, const CallArguments& arguments) {
   const auto client = connect();
   if (!client.ok()) return Fail(client.status());
   const auto begin = std::chrono::steady_clock::now();
-  auto result =
-      (*client)->Attend(inputs->query.ref(), inputs->key.ref(), inputs->value.ref(), options);
+  auto result = (*client)->AttendSharded(inputs->query.ref(), inputs->key.ref(),
+                                         inputs->value.ref(), options, arguments.shard);
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   if (!result.ok()) return Fail(result.status());
   RestoreRanks(inputs->rank, arguments.options.layout(), *result);
   const absl::Status written = WriteResults(arguments, *result);
   if (!written.ok()) return Fail(kBadFile, std::string(written.message()));
   Print(*result, wall.count());
+  if ((*client)->shards() > 1) PrintShards(*result);
   if (arguments.print_weights.has_value() && inputs->query.shape[0] > 0) {
     PrintWeights(*result->weights, *arguments.print_weights);
   }

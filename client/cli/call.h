@@ -11,6 +11,7 @@
 
 #include "client/cli/exit_code.h"
 #include "client/cpp/client.h"
+#include "client/cpp/sharded.h"
 
 namespace attendant::cli {
 
@@ -32,13 +33,16 @@ struct CallArguments {
   std::string out_logsumexp;
   std::string out_key_sums;
   v1::AttendOptions options;
+  ShardBy shard = ShardBy::kAuto;        // where there are several servers
+  std::optional<int64_t> shards;         // parts, where one name stands for several servers
   std::optional<int64_t> print_weights;  // the head of the first batch whose weights are drawn
 };
 
-using Connector = std::function<absl::StatusOr<std::unique_ptr<Client>>()>;
+using Connector = std::function<absl::StatusOr<std::unique_ptr<ShardedClient>>()>;
 
 // Makes the arrays, then connects and calls. Prints the path, time, FLOPs, GFLOP/s and workspace
-// bytes, and a map of the weights where it is asked for.
+// bytes, how the work was shared where there are several servers, and a map of the weights where it
+// is asked for.
 ExitCode RunCall(const Connector& connect, const CallArguments& arguments);
 
 }  // namespace attendant::cli

@@ -10,10 +10,13 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "client/cli/call.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/lesson.h"
+#include "client/cli/lesson_claims.h"
 #include "client/cpp/client.h"
+#include "client/cpp/sharded.h"
 #include "core/version.h"
 
 namespace attendant::cli {
@@ -27,6 +30,24 @@ struct Global {
   std::string server = "127.0.0.1:50051";
   ClientOptions options;
 };
+
+// The servers that --server names. Commas are part of a gRPC name of several addresses, such as
+// ipv4:10.0.0.1:50051,10.0.0.2:50051.
+std::vector<std::string> AddressesOf(const std::string& server) {
+  if (server.rfind("ipv4:", 0) == 0 || server.rfind("ipv6:", 0) == 0) return {server};
+  return absl::StrSplit(server, ',', absl::SkipEmpty());
+}
+
+// The sub-commands of the lesson. claim: set to the name of the one that is given.
+void AddClaims(CLI::App& lesson, bool& all, std::string& claim) {
+  lesson.require_subcommand(0, 1);
+  auto* const flag = lesson.add_flag("--all", all, "Every claim of the lesson, a line each");
+  for (const LessonClaim& known : LessonClaims()) {
+    lesson.add_subcommand(known.name, known.says)
+        ->excludes(flag)
+        ->callback([&claim, name = known.name] { claim = name; });
+  }
+}
 
 ExitCode RunHealth(Client& client, const std::string& service) {
   const absl::Status status = client.CheckHealth(service);
@@ -199,12 +220,30 @@ void AddCallOptions(CLI::App& call, CallArguments& arguments) {
                      [&](int64_t keys) { arguments.options.mutable_window()->set_right(keys); });
   AddNumber<double>(call, "--scale", "Factor of the scores (1/sqrt(width))",
                     [&](double scale) { arguments.options.set_scale(scale); });
+  AddChoice<ShardBy>(call, "--shard",
+                     "What each of several servers gets a part of (auto: batch or heads where\n"
+                     "there are enough, else keys)",
+                     {{"auto", ShardBy::kAuto},
+                      {"batch", ShardBy::kBatch},
+                      {"heads", ShardBy::kHeads},
+                      {"keys", ShardBy::kKeys}},
+                     [&](ShardBy by) { arguments.shard = by; });
+  AddNumber<int64_t>(call, "--shards",
+                     "Parts, where --server is one name for several servers (1 a server)",
+                     [&](int64_t shards) { arguments.shards = shards; });
   call.callback([query, random] {
     if (query->count() + random->count() == 0) {
       throw CLI::ValidationError("call",
                                  "give --query, --key and --value, or --shape and --random");
     }
   });
+}
+
+absl::StatusOr<std::unique_ptr<ShardedClient>> ConnectFor(const CallArguments& arguments,
+                                                          const std::vector<std::string>& addresses,
+                                                          const ClientOptions& options) {
+  if (!arguments.shards.has_value()) return ShardedClient::Connect(addresses, options);
+  return ShardedClient::ConnectBalanced(addresses[0], *arguments.shards, options);
 }
 
 ExitCode Main(int argc, char** argv) {
@@ -216,7 +255,8 @@ ExitCode Main(int argc, char** argv) {
   app.footer(kFooter);
   app.fallthrough();
   app.set_version_flag("--version", std::string("attend ") + core::Version());
-  app.add_option("--server", global.server, "Where the server is")
+  app.add_option("--server", global.server,
+                 "Where the server is; for call also several, separated by commas")
       ->capture_default_str()
       ->type_name("HOST:PORT")
       ->envname("ATTENDANT_SERVER");
@@ -229,16 +269,29 @@ ExitCode Main(int argc, char** argv) {
   CLI::App* const health = app.add_subcommand("health", "Exit 0 where the server is ready");
   CLI::App* const info = app.add_subcommand("info", "The server's version, kernel and limits");
   AddCallOptions(*call, arguments);
+  bool all_claims = false;
+  std::string claim;
+  AddClaims(*lesson, all_claims, claim);
   health->add_option("--service", service, "A service's full name (the server as a whole)");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kSuccess : kUsage;
   }
-  const Connector connect = [&] { return Client::Connect(global.server, global.options); };
-  if (call->parsed()) return RunCall(connect, arguments);
-  const auto client = connect();
+  const std::vector<std::string> addresses = AddressesOf(global.server);
+  if (call->parsed()) {
+    const bool one = addresses.size() == 1;
+    if (arguments.shards.has_value() && (!one || *arguments.shards < 1)) {
+      return Fail(kUsage, "--shards must be 1 or more, and needs one name in --server");
+    }
+    return RunCall([&] { return ConnectFor(arguments, addresses, global.options); }, arguments);
+  }
+  if (addresses.size() > 1) {
+    return Fail(kUsage, "--server has several addresses, and only call takes more than one");
+  }
+  const auto client = Client::Connect(global.server, global.options);
   if (!client.ok()) return Fail(client.status());
+  if (lesson->parsed() && (all_claims || !claim.empty())) return RunLessonClaims(**client, claim);
   if (lesson->parsed()) return RunLesson(**client);
   if (health->parsed()) return RunHealth(**client, service);
   if (info->parsed()) return RunInfo(**client);

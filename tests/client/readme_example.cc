@@ -1,7 +1,8 @@
-// The C++ example of README.md, compiled: it links the target attendant_client alone.
+// The C++ examples of README.md, compiled: they link the target attendant_client alone.
 #include <cstdio>
 
 #include "client/cpp/client.h"
+#include "client/cpp/sharded.h"
 
 namespace {
 
@@ -24,6 +25,20 @@ absl::Status Run() {
   return absl::OkStatus();
 }
 
+absl::Status RunSharded(const std::vector<float>& query, const std::vector<float>& key,
+                        const std::vector<float>& value, const std::vector<int64_t>& shape,
+                        const attendant::v1::AttendOptions& options) {
+  absl::StatusOr<std::unique_ptr<attendant::ShardedClient>> servers =
+      attendant::ShardedClient::Connect({"10.0.0.1:50051", "10.0.0.2:50051", "10.0.0.3:50051"});
+  if (!servers.ok()) return servers.status();
+  absl::StatusOr<attendant::ShardedResult> result = (*servers)->AttendSharded(
+      {query, shape}, {key, shape}, {value, shape}, options, attendant::ShardBy::kHeads);
+  return result.status();
+}
+
 }  // namespace
 
-int main() { return Run().ok() ? 0 : 1; }
+int main() {
+  const std::vector<float> one = {1};
+  return Run().ok() && RunSharded(one, one, one, {1, 1, 1, 1}, {}).ok() ? 0 : 1;
+}

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -332,6 +333,162 @@ TYPED_TEST(HeadTest, IdentitiesGiveTheSoftmaxOfTheIdentity) {
   EXPECT_TRUE(Near(results.weights, weights, tolerance));
   EXPECT_TRUE(Near(results.context, weights, tolerance));
   EXPECT_TRUE(Near(results.output, weights, tolerance));
+}
+
+// What the algebra of a head says of any head: random ones, several sizes and heads.
+constexpr HeadSizes kAnyHeads[] = {
+    {.tokens = 5, .d_model = 8, .d_k = 4, .d_v = 4, .x_has_batch = false},
+    {.batch = 2, .tokens = 33, .d_model = 12, .heads = 3, .d_k = 5, .d_v = 7},
+    {.batch = 1, .tokens = 150, .d_model = 24, .heads = 2, .d_k = 16, .d_v = 8}};
+
+// Each head's own invertible M (width, width), as a product of shears I + factor e_from e_to^T:
+// the inverse of one is I - factor e_from e_to^T, so that nothing has to be inverted.
+struct Shear {
+  int64_t from;
+  int64_t to;
+  double factor;
+};
+
+std::vector<Shear> RandomShears(int64_t width, std::mt19937& rng) {
+  std::vector<Shear> shears;
+  for (int64_t n = 0; n < 2 * width; ++n) {
+    const auto from = static_cast<int64_t>(rng() % static_cast<uint32_t>(width));
+    const auto other = static_cast<int64_t>(rng() % static_cast<uint32_t>(width - 1));
+    shears.push_back({from, (from + 1 + other) % width, rng() % 2 == 0 ? 0.5 : -0.25});
+  }
+  return shears;
+}
+
+// W M of the columns of one head. w: (rows, columns).
+void TimesShears(const std::vector<Shear>& shears, int64_t first, int64_t columns,
+                 std::vector<double>& w) {
+  for (const Shear& shear : shears) {
+    for (size_t row = 0; row < w.size(); row += static_cast<size_t>(columns)) {
+      double* const of_head = w.data() + row + first;
+      of_head[shear.to] += shear.factor * of_head[shear.from];
+    }
+  }
+}
+
+// W M^-T of the same: a shear's inverse, transposed.
+void TimesInverseTransposes(const std::vector<Shear>& shears, int64_t first, int64_t columns,
+                            std::vector<double>& w) {
+  for (const Shear& shear : shears) {
+    for (size_t row = 0; row < w.size(); row += static_cast<size_t>(columns)) {
+      double* const of_head = w.data() + row + first;
+      of_head[shear.from] -= shear.factor * of_head[shear.to];
+    }
+  }
+}
+
+// M^-1 W of the rows of one head.
+void InversesTimes(const std::vector<Shear>& shears, int64_t first, int64_t columns,
+                   std::vector<double>& w) {
+  for (const Shear& shear : shears) {
+    double* const from = w.data() + (first + shear.from) * columns;
+    const double* const to = w.data() + (first + shear.to) * columns;
+    for (int64_t column = 0; column < columns; ++column) from[column] -= shear.factor * to[column];
+  }
+}
+
+// Calls expect(problem, inputs, results) for random heads on both paths.
+template <typename Expect>
+void ForAnyHeads(const Expect& expect) {
+  for (const HeadSizes& sizes : kAnyHeads) {
+    for (const Path path : kBothPaths) {
+      for (const uint32_t seed : {11u, 12u, 13u}) {
+        HeadSpec spec = SpecOf(sizes);
+        spec.options.path = path;
+        const HeadProblem problem = MakeHeadProblem(spec).value();
+        SCOPED_TRACE(absl::StrCat("seed ", seed, " ", NameOf(path), " ", Describe(problem.attend)));
+        expect(problem, RandomHeadInputs<double>(problem, seed), std::mt19937(seed));
+      }
+    }
+  }
+}
+
+// By the roundings of the products with M, whose entries stay small.
+constexpr double kReparameterised = 1e-11;
+
+TEST(HeadAlgebraTest, OneMatrixForQueriesAndKeysMakesLogitsSymmetric) {
+  ForAnyHeads([](const HeadProblem& problem, HeadInputs<double> inputs, std::mt19937) {
+    const int64_t tokens = problem.attend.queries;
+    const auto asymmetry = [&] {
+      const std::vector<double> logits = ComputeHead(problem, inputs).logits;
+      double most = 0;
+      for (size_t at = 0; at < logits.size(); ++at) {
+        const auto t = static_cast<size_t>(tokens);
+        const size_t row = at / t % t;
+        const size_t column = at % t;
+        most =
+            std::max(most, std::abs(logits[at] - logits[at - row * t - column + column * t + row]));
+      }
+      return most;
+    };
+    EXPECT_GT(asymmetry(), 0.1) << "with a matrix each";
+    inputs.w_k = inputs.w_q;
+    EXPECT_LT(asymmetry(), 1e-13);
+  });
+}
+
+// Elhage et al., A Mathematical Framework for Transformer Circuits (2021): W_q W_k^T is what
+// counts.
+TEST(HeadAlgebraTest, TheQkCircuitAloneDecidesTheWeights) {
+  ForAnyHeads([](const HeadProblem& problem, HeadInputs<double> inputs, std::mt19937 rng) {
+    const auto before = ComputeHead(problem, inputs);
+    const int64_t width = problem.attend.width;
+    const int64_t columns = problem.attend.heads * width;
+    for (int64_t head = 0; head < problem.attend.heads; ++head) {
+      const std::vector<Shear> shears = RandomShears(width, rng);
+      TimesShears(shears, head * width, columns, inputs.w_q);
+      TimesInverseTransposes(shears, head * width, columns, inputs.w_k);
+    }
+    const auto after = ComputeHead(problem, inputs);
+    EXPECT_FALSE(Near(after.query, before.query, 0.1)) << "M is no identity";
+    EXPECT_TRUE(Near(after.logits, before.logits, kReparameterised));
+    EXPECT_TRUE(Near(after.weights, before.weights, kReparameterised));
+    EXPECT_TRUE(Near(after.output, before.output, kReparameterised));
+  });
+}
+
+// And W_v W_o.
+TEST(HeadAlgebraTest, TheOvCircuitAloneDecidesTheOutput) {
+  ForAnyHeads([](const HeadProblem& problem, HeadInputs<double> inputs, std::mt19937 rng) {
+    const auto before = ComputeHead(problem, inputs);
+    const int64_t width = problem.attend.value_width;
+    for (int64_t head = 0; head < problem.attend.heads; ++head) {
+      const std::vector<Shear> shears = RandomShears(width, rng);
+      TimesShears(shears, head * width, problem.attend.heads * width, inputs.w_v);
+      InversesTimes(shears, head * width, problem.d_model, inputs.w_o);
+    }
+    const auto after = ComputeHead(problem, inputs);
+    EXPECT_FALSE(Near(after.context, before.context, 0.1)) << "M is no identity";
+    EXPECT_TRUE(SameBits(after.weights, before.weights));
+    EXPECT_TRUE(Near(after.output, before.output, kReparameterised));
+  });
+}
+
+// In float32 e^89 is infinite: without the row's maximum subtracted these rows would be NaN. Scores
+// of hundreds also decide: the largest takes what there is.
+TEST(HeadAlgebraTest, LogitsAbove88StayFinite) {
+  for (const HeadSizes& sizes : kAnyHeads) {
+    for (const Path path : kBothPaths) {
+      HeadSpec spec = SpecOf(sizes, DType::kFloat32);
+      spec.options.path = path;
+      spec.options.scale = 400;
+      const HeadProblem problem = MakeHeadProblem(spec).value();
+      SCOPED_TRACE(absl::StrCat(NameOf(path), " ", Describe(problem.attend)));
+      const auto results = ComputeHead(problem, RandomHeadInputs<float>(problem, 14));
+      EXPECT_GT(*std::max_element(results.logits.begin(), results.logits.end()), 200);
+      const auto tokens = static_cast<size_t>(problem.attend.keys);
+      for (size_t row = 0; row < results.weights.size(); row += tokens) {
+        double sum = 0;
+        for (size_t j = 0; j < tokens; ++j) sum += static_cast<double>(results.weights[row + j]);
+        ASSERT_NEAR(sum, 1, 1e-6);
+      }
+      for (const float number : results.output) ASSERT_TRUE(std::isfinite(number));
+    }
+  }
 }
 
 const HeadSizes kTwoHeads{.batch = 2, .tokens = 3, .d_model = 4, .heads = 2, .d_k = 3, .d_v = 5};
