@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <limits>
 #include <numbers>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "core/checked_math.h"
 
 namespace attendant {
@@ -37,27 +37,24 @@ int64_t LengthOf(const ShardSizes& sizes, const v1::AttendOptions& options, int6
   return options.key_lengths().empty() ? sizes.keys : options.key_lengths(static_cast<int>(batch));
 }
 
-// Whether products of any of the sizes, in bytes, can be had: a size of 0 counts as 1.
-bool CanBeCounted(std::initializer_list<int64_t> sizes) {
+// Whether a tensor of these sizes may be counted in bytes, whatever is left out of them: a size of
+// 0 counts as 1. No server takes a size of more than 31 bits, and no message holds 2^48 bytes.
+bool CanBeCounted(absl::Span<const int64_t> sizes) {
+  constexpr int64_t kMostBytes = int64_t{1} << 48;
   int64_t bytes = 8;
   for (const int64_t size : sizes) {
+    if (size < 0 || size > std::numeric_limits<int32_t>::max()) return false;
     bytes = core::SaturatingProduct({bytes, std::max<int64_t>(size, 1)});
   }
-  return bytes < std::numeric_limits<int64_t>::max();
+  return bytes <= kMostBytes;
 }
 
 // Whether the tensor's bytes are those of its shape.
 bool HasItsBytes(const TensorRef& tensor) {
-  int64_t bytes = ElementBytes(tensor.dtype());
-  int64_t span = bytes;
-  if (bytes == 0) return false;
-  for (const int64_t size : tensor.shape()) {
-    if (size < 0) return false;
-    bytes = core::SaturatingProduct({bytes, size});
-    span = core::SaturatingProduct({span, std::max<int64_t>(size, 1)});
-  }
-  return span < std::numeric_limits<int64_t>::max() &&
-         bytes == static_cast<int64_t>(tensor.bytes().size());
+  if (ElementBytes(tensor.dtype()) == 0 || !CanBeCounted(tensor.shape())) return false;
+  const int64_t bytes =
+      ProductOf(tensor.shape(), 0, tensor.shape().size()) * ElementBytes(tensor.dtype());
+  return bytes == static_cast<int64_t>(tensor.bytes().size());
 }
 
 TensorRef RefOf(const v1::Tensor& tensor) {
@@ -142,7 +139,7 @@ KeyBlock NativeBlock(Range queries, Range keys, v1::Causal causal, const Sides& 
   return block;
 }
 
-// The blocks of one batch where ALiBi is asked for; `sides` is the window's.
+// The blocks of one batch where ALiBi is asked for. seen: as in ShiftedBlock.
 void AddAlibiBlocks(const ShardSizes& sizes, const v1::AttendOptions& options, Range keys,
                     int64_t batch, std::optional<int64_t> seen, std::vector<KeyBlock>* blocks) {
   const int64_t offset = QueryOffset(sizes, options, batch);

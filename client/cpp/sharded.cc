@@ -118,6 +118,7 @@ void TakeOffAlibi(const ShardSizes& sizes, const v1::AttendOptions& options, con
     const int64_t offset = QueryOffset(sizes, options, batch);
     for (const double slope : options.alibi_slopes()) {
       for (int64_t i = block.queries.begin; i < block.queries.end; ++i, ++row) {
+        if (std::isinf(*row)) continue;  // sees no key
         const int64_t distance = std::abs(i + offset - *block.alibi_from);
         *row = static_cast<T>(static_cast<double>(*row) - slope * static_cast<double>(distance));
       }
@@ -508,7 +509,7 @@ absl::StatusOr<KeyPart> ShardedClient::Work::Merged(std::vector<KeyPart> parts) 
 
 std::vector<KeyShard> ShardedClient::Work::KeyShards() const {
   std::vector<KeyShard> shards;
-  if (sizes_.keys <= 1) return shards;
+  if (sizes_.keys <= 1 || sizes_.batch * sizes_.heads * sizes_.queries == 0) return shards;
   for (const Range keys : SplitEvenly(sizes_.keys, servers())) {
     KeyShard shard;
     shard.keys = keys;
@@ -586,7 +587,20 @@ absl::StatusOr<ShardedResult> ShardedClient::AttendSharded(const TensorRef& quer
                                                            const TensorRef& key,
                                                            const TensorRef& value,
                                                            const v1::AttendOptions& options,
-                                                           ShardBy by) try {
+                                                           ShardBy by) {
+  // Parts have memory of their own; nothing else throws.
+  try {
+    return AttendParts(query, key, value, options, by);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("out of memory");
+  }
+}
+
+absl::StatusOr<ShardedResult> ShardedClient::AttendParts(const TensorRef& query,
+                                                         const TensorRef& key,
+                                                         const TensorRef& value,
+                                                         const v1::AttendOptions& options,
+                                                         ShardBy by) {
   CallGroup group(options_.call_timeout);
   const auto on_one_server = [&]() -> absl::StatusOr<ShardedResult> {
     auto result = servers_[0].client->Attend(query, key, value, options, &group);
@@ -606,8 +620,6 @@ absl::StatusOr<ShardedResult> ShardedClient::AttendSharded(const TensorRef& quer
   Work work(servers_, *sizes, whole, group);
   auto result = by == ShardBy::kKeys ? work.ByKeys() : work.ByRows(by);
   return result.has_value() ? *std::move(result) : on_one_server();
-} catch (const std::bad_alloc&) {
-  return absl::ResourceExhaustedError("out of memory");
 }
 
 }  // namespace attendant

@@ -65,6 +65,9 @@ class ShardedClient {
   // By batch and by heads every option means what it means to one server. By keys
   //   - the answer is one server's to within rounding; in half precision each part is rounded
   //     before it is merged, so that the answer may be one unit of its last place further away;
+  //   - what a part weighs is known as exactly as its logsumexp holds it. Where a mask's -1e9 is on
+  //     every key of a row, float32 keeps steps of 64 there: the parts then weigh the same, however
+  //     many keys each has;
   //   - causal, window, key_lengths, mask, softcap and sinks mean the same;
   //   - alibi_slopes too, but not together with a mask, unless causal is TOP_LEFT. It may need two
   //     calls a part;
@@ -83,6 +86,9 @@ class ShardedClient {
   struct Server;
   class Work;
   ShardedClient(std::vector<Server> servers, const ClientOptions& options);
+  absl::StatusOr<ShardedResult> AttendParts(const TensorRef& query, const TensorRef& key,
+                                            const TensorRef& value,
+                                            const v1::AttendOptions& options, ShardBy by);
 
   const std::vector<Server> servers_;
   const ClientOptions options_;

@@ -259,6 +259,17 @@ TEST_F(ShardedTest, RowsHaveTheBitsOfOneServer) {
   });
 }
 
+// A mask of each head has three axes; two heads of two batches could be taken for one of each
+// batch.
+TEST_F(ShardedTest, MasksOfEachHeadAreCutAsSuch) {
+  const Sizes sizes{.batch = 2, .heads = 6, .kv_heads = 6, .queries = 5, .keys = 7, .width = 4};
+  core::AttendOptions options = core::ReturningAll();
+  options.mask = core::TensorSpec{core::DType::kBool, {6, 5, 7}};
+  const Request<float> request(sizes, options, 3);
+  ExpectSameBitsByRows(request, ShardBy::kHeads, 3);
+  ExpectSameBitsByRows(request, ShardBy::kBatch, 2);
+}
+
 TEST_F(ShardedTest, KeysArePlainAttention) {
   ForAllTypes([&]<typename TypeParam>() {
     ExpectByKeys<TypeParam>(kGrouped, {});
@@ -329,7 +340,7 @@ TEST_F(ShardedTest, KeysKeepWhatElseIsAsked) {
   });
 }
 
-// Far apart, so that one part has all the weight; and rows of nothing but the sink.
+// And a row that sees none has its sink alone.
 TEST_F(ShardedTest, KeysWithoutAnyQueryAreNotSent) {
   ForAllTypes([&]<typename TypeParam>() {
     core::AttendOptions options;
@@ -478,11 +489,14 @@ TEST_F(ShardedTest, ErrorsNameTheFieldTheServerAndThePart) {
 TEST_F(ShardedTest, EmptyTensorsOfHugeShapesAreRefused) {
   const std::vector<float> none;
   constexpr int64_t kHuge = int64_t{1} << 30;
-  for (const ShardBy by : {ShardBy::kAuto, ShardBy::kBatch, ShardBy::kHeads, ShardBy::kKeys}) {
-    const auto result =
-        Three()->AttendSharded({none, {kHuge, kHuge, kHuge, 0}}, {none, {kHuge, kHuge, kHuge, 0}},
-                               {none, {kHuge, kHuge, kHuge, 0}}, {}, by);
-    EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument) << result.status();
+  for (const std::vector<int64_t>& shape :
+       {std::vector<int64_t>{kHuge, kHuge, kHuge, 0}, {kHuge * kHuge, 1, 1, 0}, {1, 1, -1, 0}}) {
+    for (const ShardBy by : {ShardBy::kAuto, ShardBy::kBatch, ShardBy::kHeads, ShardBy::kKeys}) {
+      const absl::Status status =
+          Three()->AttendSharded({none, shape}, {none, shape}, {none, shape}, {}, by).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("query.shape"));
+    }
   }
 }
 

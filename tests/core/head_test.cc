@@ -411,7 +411,7 @@ void ForAnyHeads(const Expect& expect) {
 constexpr double kReparameterised = 1e-11;
 
 TEST(HeadAlgebraTest, OneMatrixForQueriesAndKeysMakesLogitsSymmetric) {
-  ForAnyHeads([](const HeadProblem& problem, HeadInputs<double> inputs, std::mt19937) {
+  ForAnyHeads([](const HeadProblem& problem, HeadInputs<double> inputs, const std::mt19937&) {
     const int64_t tokens = problem.attend.queries;
     const auto asymmetry = [&] {
       const std::vector<double> logits = ComputeHead(problem, inputs).logits;
