@@ -15,6 +15,11 @@ cp "$work/out" "$work/all"
 [ "$(grep -c ' ok$' "$work/all")" = "$(wc -l < "$work/all")" ] ||
   { cat "$work/all" >&2; fail "a claim without its ok"; }
 
+# The default kernel has the same bits on every CPU with AVX2, and they are within the lesson's 1e-7.
+awk '$1 == "float32" { for (i = 1; i < NF; ++i) if ($i == "by") seen = $(i + 1) }
+     END { exit !(seen > 0 && seen <= 1e-7) }' "$work/all" ||
+  { cat "$work/all" >&2; fail "float32 is further away than 1e-7"; }
+
 # Each alone prints its line, and the same number again.
 for claim in $claims; do
   exits 0 "^$claim .* ok\$" "$bin/attend" lesson "$claim"

@@ -69,4 +69,7 @@ exits 2 'is none of' call --server="$servers" --shard=tokens
 kill -TERM "${pids[2]}"
 wait "${pids[2]}" || fail "exit code $?"
 exits 3 "no server answered at $last within" call --server="$servers" --connect_timeout=200ms
+kill -TERM "${pids[0]}" "${pids[1]}"
+wait "${pids[0]}" "${pids[1]}" || fail "exit code $?"
+pids=()
 echo "passed"
