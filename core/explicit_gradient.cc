@@ -70,7 +70,6 @@ class ExplicitGradientJob {
   ExplicitGradientJob(const GradientProblem& problem, const GradientTensors<S>& tensors,
                       const Resources& resources)
       : gradient_(problem),
-        problem_(problem.attend),
         tensors_(tensors),
         workspace_(*resources.workspace),
         scratch_(resources.threads, MostTiles(problem)) {}

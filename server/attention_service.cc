@@ -9,7 +9,9 @@
 #include "core/attend.h"
 #include "core/cost.h"
 #include "core/errors.h"
+#include "core/explicit_gradient.h"
 #include "core/explicit_path.h"
+#include "core/gradient.h"
 #include "core/head.h"
 #include "core/merge.h"
 #include "core/version.h"
@@ -52,9 +54,10 @@ int64_t ExplicitBytes(core::Problem problem) {
   return core::ExplicitWorkspaceBytes(problem, /*threads=*/0);
 }
 
-Work WorkOf(const core::Problem& problem, std::vector<core::Stage> stages, int64_t flops,
-            v1::Stats* stats) {
+Work WorkOf(const core::Problem& problem, core::Kernel kernel, std::vector<core::Stage> stages,
+            int64_t flops, v1::Stats* stats) {
   Work work;
+  work.kernel = kernel;
   work.stages = std::move(stages);
   work.path = problem.path;
   work.dtype = problem.dtype;
@@ -159,8 +162,7 @@ class AttentionService::Call final : public grpc::ServerUnaryReactor {
     work.stats->set_flops(work.flops);
     work.stats->set_threads(service_.scheduler_.threads());
     work.stats->set_kernel(core::NameOf(
-        work.path == core::Path::kExplicit ? core::Kernel::kOneDnn : service_.limits_.kernel,
-        work.dtype));
+        work.path == core::Path::kExplicit ? core::Kernel::kOneDnn : work.kernel, work.dtype));
   }
 
   void OnCancel() override {
@@ -210,7 +212,7 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
       return core::AttendStages(*problem, TensorsOf<S>(*problem, *request, response), resources);
     });
     if (!stages.ok()) return stages.status();
-    return WorkOf(*problem, *std::move(stages), core::ProductFlops(*problem),
+    return WorkOf(*problem, limits_.kernel, *std::move(stages), core::ProductFlops(*problem),
                   response->mutable_stats());
   });
 }
@@ -228,7 +230,7 @@ grpc::ServerUnaryReactor* AttentionService::Head(grpc::CallbackServerContext* co
       return core::HeadStages(*problem, TensorsOf<S>(*problem, *request, response), resources);
     });
     if (!stages.ok()) return stages.status();
-    return WorkOf(problem->attend, *std::move(stages), core::ProductFlops(*problem),
+    return WorkOf(problem->attend, limits_.kernel, *std::move(stages), core::ProductFlops(*problem),
                   response->mutable_stats());
   });
 }
@@ -272,9 +274,23 @@ AttentionService::AttendStream(grpc::CallbackServerContext*) {
 }
 
 grpc::ServerUnaryReactor* AttentionService::Backward(grpc::CallbackServerContext* context,
-                                                     const v1::BackwardRequest*,
-                                                     v1::BackwardResponse*) {
-  return Unserved(context, "Backward");
+                                                     const v1::BackwardRequest* request,
+                                                     v1::BackwardResponse* response) {
+  return Run(context, Method::kBackward, [&](core::Workspace& workspace) -> absl::StatusOr<Work> {
+    const auto problem = ProblemOf(*request);
+    if (!problem.ok()) return problem.status();
+    absl::Status fits = CheckResponseBytes(core::ResponseBytes(*problem));
+    if (!fits.ok()) return fits;
+    const core::Resources resources{&workspace, scheduler_.threads(), core::Kernel::kFused};
+    auto stages = core::WithStored(problem->attend.dtype, [&]<typename S>() {
+      return core::GradientStages(*problem, TensorsOf<S>(*problem, *request, response), resources);
+    });
+    if (!stages.ok()) return stages.status();
+    Work work = WorkOf(problem->attend, resources.kernel, *std::move(stages),
+                       core::ProductFlops(*problem), response->mutable_stats());
+    work.explicit_bytes = core::ExplicitGradientWorkspaceBytes(*problem, /*threads=*/0);
+    return work;
+  });
 }
 
 grpc::ServerUnaryReactor* AttentionService::Check(grpc::CallbackServerContext* context,

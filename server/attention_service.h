@@ -34,6 +34,7 @@ struct Work {
   // it has no path, and what is below means nothing.
   v1::Stats* stats = nullptr;
   core::Path path = core::Path::kChunked;
+  core::Kernel kernel = core::Kernel::kFused;  // of the chunked path
   core::DType dtype = core::DType::kFloat32;
   int64_t tokens = 0;          // max(Tq, Tk)
   int64_t explicit_bytes = 0;  // of workspace, had the call been explicit

@@ -227,6 +227,42 @@ absl::StatusOr<core::MergeProblem> ProblemOf(const v1::MergeRequest& request) {
   return problem;
 }
 
+absl::StatusOr<core::GradientProblem> ProblemOf(const v1::BackwardRequest& request) {
+  core::GradientSpec spec;
+  spec.return_d_mask = request.return_d_mask();
+  if (request.has_output()) spec.output.emplace();
+  if (request.has_logsumexp()) spec.logsumexp.emplace();
+  struct Part {
+    const char* name;
+    const v1::Tensor* tensor;
+    core::TensorSpec* spec;  // null: not given
+  };
+  const Part parts[] = {
+      {"query", &request.query(), &spec.query},
+      {"key", &request.key(), &spec.key},
+      {"value", &request.value(), &spec.value},
+      {"d_output", &request.d_output(), &spec.d_output},
+      {"output", &request.output(), spec.output ? &*spec.output : nullptr},
+      {"logsumexp", &request.logsumexp(), spec.logsumexp ? &*spec.logsumexp : nullptr}};
+  for (const Part& part : parts) {
+    if (part.spec == nullptr) continue;
+    auto tensor = SpecOf(part.name, *part.tensor);
+    if (!tensor.ok()) return tensor.status();
+    *part.spec = *std::move(tensor);
+  }
+  const auto options = OptionsOf(request.options());
+  if (!options.ok()) return options.status();
+  spec.options = *options;
+  auto problem = core::MakeGradientProblem(spec);
+  if (!problem.ok()) return problem;
+  for (const Part& part : parts) {
+    if (part.spec == nullptr) continue;
+    if (absl::Status status = CheckBytes(part.name, *part.tensor); !status.ok()) return status;
+  }
+  if (absl::Status status = CheckMaskBytes(request.options()); !status.ok()) return status;
+  return problem;
+}
+
 void MakeTensor(core::DType dtype, const std::vector<int64_t>& shape, v1::Tensor* tensor) {
   tensor->set_dtype(DTypeToProto(dtype));
   int64_t bytes = core::SizeOf(dtype);
@@ -310,6 +346,42 @@ core::MergeTensors<S> TensorsOf(const core::MergeProblem& p, const v1::MergeRequ
   return t;
 }
 
+template <typename S>
+core::GradientTensors<S> TensorsOf(const core::GradientProblem& gradient,
+                                   const v1::BackwardRequest& request,
+                                   v1::BackwardResponse* response) {
+  const core::Problem& p = gradient.attend;
+  const auto view = [&](const v1::Tensor& tensor, int64_t heads, int64_t tokens, int64_t width) {
+    return core::TensorView<const S>(Elements<S>(tensor), p.layout, heads, tokens, width);
+  };
+  const auto make = [&](const v1::Tensor& like, int64_t heads, int64_t tokens, int64_t width,
+                        v1::Tensor* tensor) {
+    MakeTensor(p.dtype, ToVector(like.shape()), tensor);
+    return core::TensorView<S>(MutableElements<S>(tensor), p.layout, heads, tokens, width);
+  };
+  core::GradientTensors<S> t;
+  t.query = view(request.query(), p.heads, p.queries, p.width);
+  t.key = view(request.key(), p.kv_heads, p.keys, p.width);
+  t.value = view(request.value(), p.kv_heads, p.keys, p.value_width);
+  t.mask = MaskOf(request.options());
+  t.d_output = view(request.d_output(), p.heads, p.queries, p.value_width).Strided();
+  if (gradient.given) {
+    t.output = view(request.output(), p.heads, p.queries, p.value_width);
+    t.logsumexp = Elements<core::Wide<S>>(request.logsumexp());
+  }
+  t.d_query = make(request.query(), p.heads, p.queries, p.width, response->mutable_d_query());
+  t.d_key = make(request.key(), p.kv_heads, p.keys, p.width, response->mutable_d_key());
+  t.d_value = make(request.value(), p.kv_heads, p.keys, p.value_width, response->mutable_d_value());
+  if (gradient.return_d_mask) {
+    const v1::Tensor& mask = request.options().mask();
+    MakeTensor(p.mask->dtype, ToVector(mask.shape()), response->mutable_d_mask());
+    t.d_mask = MutableElements<unsigned char>(response->mutable_d_mask());
+  }
+  response->mutable_d_sinks()->Resize(static_cast<int>(p.sinks.size()), 0);
+  t.d_sinks = response->mutable_d_sinks()->mutable_data();
+  return t;
+}
+
 template core::AttendTensors<float> TensorsOf(const core::Problem&, const v1::AttendRequest&,
                                               v1::AttendResponse*);
 template core::HeadTensors<float> TensorsOf(const core::HeadProblem&, const v1::HeadRequest&,
@@ -336,6 +408,17 @@ template core::MergeTensors<core::Float16> TensorsOf(const core::MergeProblem&,
                                                      const v1::MergeRequest&, v1::MergeResponse*);
 template core::MergeTensors<core::BFloat16> TensorsOf(const core::MergeProblem&,
                                                       const v1::MergeRequest&, v1::MergeResponse*);
+
+template core::GradientTensors<float> TensorsOf(const core::GradientProblem&,
+                                                const v1::BackwardRequest&, v1::BackwardResponse*);
+template core::GradientTensors<double> TensorsOf(const core::GradientProblem&,
+                                                 const v1::BackwardRequest&, v1::BackwardResponse*);
+template core::GradientTensors<core::Float16> TensorsOf(const core::GradientProblem&,
+                                                        const v1::BackwardRequest&,
+                                                        v1::BackwardResponse*);
+template core::GradientTensors<core::BFloat16> TensorsOf(const core::GradientProblem&,
+                                                         const v1::BackwardRequest&,
+                                                         v1::BackwardResponse*);
 
 v1::Path PathOf(core::Path path) {
   return path == core::Path::kExplicit ? v1::PATH_EXPLICIT : v1::PATH_CHUNKED;

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "attendant/v1/attention.pb.h"
+#include "core/gradient.h"
 #include "core/head.h"
 #include "core/merge.h"
 #include "core/problem.h"
@@ -33,6 +34,7 @@ absl::Status CheckBytes(absl::string_view name, const v1::Tensor& tensor);
 absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request);
 absl::StatusOr<core::HeadProblem> ProblemOf(const v1::HeadRequest& request);
 absl::StatusOr<core::MergeProblem> ProblemOf(const v1::MergeRequest& request);
+absl::StatusOr<core::GradientProblem> ProblemOf(const v1::BackwardRequest& request);
 
 // Sets dtype and shape, and makes the data that long.
 void MakeTensor(core::DType dtype, const std::vector<int64_t>& shape, v1::Tensor* tensor);
@@ -57,6 +59,11 @@ core::HeadTensors<S> TensorsOf(const core::HeadProblem& problem, const v1::HeadR
 template <typename S>
 core::MergeTensors<S> TensorsOf(const core::MergeProblem& problem, const v1::MergeRequest& request,
                                 v1::MergeResponse* response);
+
+template <typename S>
+core::GradientTensors<S> TensorsOf(const core::GradientProblem& problem,
+                                   const v1::BackwardRequest& request,
+                                   v1::BackwardResponse* response);
 
 // PATH_EXPLICIT or PATH_CHUNKED.
 v1::Path PathOf(core::Path path);

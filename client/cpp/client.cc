@@ -143,6 +143,37 @@ absl::StatusOr<HeadResult> Client::Head(const HeadInputs& inputs,
                     Take(response.mutable_context()), std::move(*response.mutable_stats())};
 }
 
+absl::StatusOr<BackwardResult> Client::Backward(const BackwardInputs& inputs,
+                                                const v1::AttendOptions& options) {
+  v1::BackwardRequest request;
+  std::vector<std::pair<const TensorRef*, v1::Tensor*>> tensors = {
+      {&inputs.query, request.mutable_query()},
+      {&inputs.key, request.mutable_key()},
+      {&inputs.value, request.mutable_value()},
+      {&inputs.d_output, request.mutable_d_output()}};
+  if (inputs.output) tensors.emplace_back(&*inputs.output, request.mutable_output());
+  if (inputs.logsumexp) tensors.emplace_back(&*inputs.logsumexp, request.mutable_logsumexp());
+  std::vector<const TensorRef*> sizes;
+  for (const auto& tensor : tensors) sizes.push_back(tensor.first);
+  if (absl::Status status = CheckSize(sizes); !status.ok()) return status;
+  for (const auto& [from, to] : tensors) Fill(*from, to);
+  request.set_return_d_mask(inputs.return_d_mask);
+  *request.mutable_options() = options;
+  v1::BackwardResponse response;
+  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
+    return stubs_->attention->Backward(context, request, &response);
+  });
+  if (!status.ok()) return status;
+  BackwardResult result;
+  result.d_query = Take(response.mutable_d_query());
+  result.d_key = Take(response.mutable_d_key());
+  result.d_value = Take(response.mutable_d_value());
+  if (response.has_d_mask()) result.d_mask = Take(response.mutable_d_mask());
+  result.d_sinks.assign(response.d_sinks().begin(), response.d_sinks().end());
+  result.stats = std::move(*response.mutable_stats());
+  return result;
+}
+
 absl::StatusOr<MergeResult> Client::Merge(absl::Span<const MergePart> parts, CallGroup* group) {
   std::vector<const TensorRef*> tensors;
   for (const MergePart& part : parts) {

@@ -110,6 +110,28 @@ struct HeadResult {
   v1::Stats stats;
 };
 
+// The inputs of Backward; their shapes are those of the contract's BackwardRequest.
+struct BackwardInputs {
+  TensorRef query;     // (B, H, Tq, D)
+  TensorRef key;       // (B, Hkv, Tk, D)
+  TensorRef value;     // (B, Hkv, Tk, Dv)
+  TensorRef d_output;  // (B, H, Tq, Dv): the loss's gradient of the output
+  // What Attend returned, both or neither: with both no forward pass runs.
+  std::optional<TensorRef> output = std::nullopt;     // (B, H, Tq, Dv)
+  std::optional<TensorRef> logsumexp = std::nullopt;  // (B, H, Tq)
+  bool return_d_mask = false;
+};
+
+// The answer to Backward.
+struct BackwardResult {
+  Tensor d_query;                // the shape of query
+  Tensor d_key;                  // the shape of key
+  Tensor d_value;                // the shape of value
+  std::optional<Tensor> d_mask;  // the shape of an additive mask, where it was asked for
+  std::vector<double> d_sinks;   // one a head, where there are sinks
+  v1::Stats stats;
+};
+
 // Attention over one part of the keys, as Attend returned it with its logsumexp.
 struct MergePart {
   TensorRef output;     // (B, H, Tq, Dv)
@@ -155,6 +177,10 @@ class Client {
 
   // A whole attention layer.
   absl::StatusOr<HeadResult> Head(const HeadInputs& inputs, const v1::AttendOptions& options = {});
+
+  // The gradient of a scalar loss through Attend.
+  absl::StatusOr<BackwardResult> Backward(const BackwardInputs& inputs,
+                                          const v1::AttendOptions& options = {});
 
   // Joins attention over disjoint ranges of keys into attention over all of them. A sink belongs
   // to one of the parts only.

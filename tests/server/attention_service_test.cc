@@ -245,15 +245,70 @@ TEST_F(AttentionServiceTest, WhatIsNotServedYetIsUnimplemented) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
     EXPECT_THAT(status.error_message(), HasSubstr("is not served by version"));
   };
-  grpc::ClientContext contexts[4];
+  grpc::ClientContext contexts[3];
   for (grpc::ClientContext& context : contexts) SetTestDeadline(context);
-  v1::BackwardResponse backward;
-  expect_unimplemented(stub_->Backward(&contexts[0], {}, &backward));
   v1::CheckResponse check;
-  expect_unimplemented(stub_->Check(&contexts[1], {}, &check));
+  expect_unimplemented(stub_->Check(&contexts[0], {}, &check));
   v1::EstimateResponse estimate;
-  expect_unimplemented(stub_->Estimate(&contexts[2], {}, &estimate));
-  expect_unimplemented(stub_->AttendStream(&contexts[3])->Finish());
+  expect_unimplemented(stub_->Estimate(&contexts[1], {}, &estimate));
+  expect_unimplemented(stub_->AttendStream(&contexts[2])->Finish());
+}
+
+// Two keys of the same score: d_value is half of d_output; their values 1 and 3 around the output 2
+// pull the scores apart, and the sink takes weight from both.
+TEST_F(AttentionServiceTest, BackwardAnswersWithGradients) {
+  const v1::AttendRequest forward = MeanRequest();
+  v1::BackwardRequest request;
+  *request.mutable_query() = forward.query();
+  *request.mutable_key() = forward.key();
+  *request.mutable_value() = forward.value();
+  SetTensor<float>(v1::DATA_TYPE_FLOAT32, {1, 1, 1, 1}, {4}, request.mutable_d_output());
+  SetTensor<float>(v1::DATA_TYPE_FLOAT32, {2}, {0, 0}, request.mutable_options()->mutable_mask());
+  request.set_return_d_mask(true);
+  v1::BackwardResponse response;
+  const auto backward = [&] {
+    grpc::ClientContext context;
+    SetTestDeadline(context);
+    return stub_->Backward(&context, request, &response);
+  };
+  for (const v1::Path path : {v1::PATH_CHUNKED, v1::PATH_EXPLICIT}) {
+    request.mutable_options()->set_path(path);
+    const grpc::Status status = backward();
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_THAT(ValuesOf<float>(response.d_value()), ElementsAre(2, 2));
+    // Weight 1/2, times 4 * value less 4 * output.
+    EXPECT_THAT(ValuesOf<float>(response.d_mask()), ElementsAre(-2, 2));
+    EXPECT_THAT(response.d_mask().shape(), ElementsAre(2));
+    EXPECT_THAT(response.d_query().shape(), ElementsAre(1, 1, 1, 1));
+    EXPECT_EQ(response.d_sinks_size(), 0);
+    EXPECT_EQ(response.stats().path(), path);
+    EXPECT_GT(response.stats().flops(), 0);
+    EXPECT_GT(response.stats().peak_workspace_bytes(), 0);
+  }
+  EXPECT_THAT(
+      metrics_.Text(),
+      HasSubstr("attendant_requests_total{code=\"OK\",method=\"Backward\",path=\"chunked\"} 1"));
+
+  // Half of the weight is a sink's: the output is 1.
+  request.mutable_options()->add_sinks(std::log(2.));
+  ASSERT_TRUE(backward().ok());
+  ASSERT_EQ(response.d_sinks_size(), 1);
+  EXPECT_FLOAT_EQ(static_cast<float>(response.d_sinks(0)), -0.5f * 4);
+
+  // With the forward's results none runs: they are believed.
+  request.mutable_options()->clear_sinks();
+  SetTensor<float>(v1::DATA_TYPE_FLOAT32, {1, 1, 1, 1}, {2}, request.mutable_output());
+  grpc::Status status = backward();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("logsumexp: is not set"));
+  SetTensor<float>(v1::DATA_TYPE_FLOAT32, {1, 1, 1}, {std::log(2.f)}, request.mutable_logsumexp());
+  ASSERT_TRUE(backward().ok());
+  EXPECT_FLOAT_EQ(ValuesOf<float>(response.d_value())[0], 2);
+
+  request.mutable_d_output()->mutable_data()->pop_back();
+  status = backward();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("d_output.data: has 3 bytes"));
 }
 
 TEST_F(AttentionServiceTest, PartsOfTheKeysAreMerged) {
