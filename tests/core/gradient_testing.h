@@ -243,13 +243,19 @@ double GradientTolerance(const Problem& p, const Tolerance& tolerance, bool give
   return relative;
 }
 
+// Half precision's, of a result.
+template <typename S>
+constexpr double GradientRounding() {
+  return !kIsHalf<S> ? 0 : std::is_same_v<S, BFloat16> ? 0x1p-8 : 0x1p-11;
+}
+
 template <typename S>
 void ExpectGradients(const GradientProblem& problem, const Inputs<S>& inputs,
                      const Gradients<S>& actual, const OracleGradients& oracle) {
   const Problem& p = problem.attend;
   Tolerance of = ToleranceOf<S>(p, MagnitudesOf(p, inputs));
   const double relative = GradientTolerance<S>(p, of, problem.given);
-  const double rounding = !kIsHalf<S> ? 0 : std::is_same_v<S, BFloat16> ? 0x1p-8 : 0x1p-11;
+  const double rounding = GradientRounding<S>();
   const double least = of.tiny + (sizeof(Wide<S>) == 4 ? 0x1p-80 : 0x1p-900);
   EXPECT_TRUE(Near(actual.query, oracle.query, least + relative * oracle.largest.query, rounding))
       << "d_query";

@@ -16,7 +16,8 @@ constexpr char kExtension[] = ".golden";
 
 bool IsWhole(const GoldenCase& golden) {
   return (golden.has_attend() && golden.has_attend_response()) ||
-         (golden.has_head() && golden.has_head_response());
+         (golden.has_head() && golden.has_head_response()) ||
+         (golden.has_backward() && golden.has_backward_response());
 }
 
 // Paths of the goldens directly in `folder`. NOT_FOUND where it cannot be read.

@@ -8,8 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "core/gradient.h"
 #include "core/head.h"
 #include "server/codec.h"
+#include "tests/core/gradient_testing.h"
 #include "tests/core/oracle.h"
 #include "tests/core/testing.h"
 #include "tests/server/testing.h"
@@ -99,6 +101,8 @@ Response ComputeInProcess(const Request& request, core::Scheduler& scheduler) {
   absl::StatusOr<std::vector<core::Stage>> stages;
   if constexpr (std::is_same_v<Request, v1::HeadRequest>) {
     stages = core::HeadStages(*problem, tensors, resources);
+  } else if constexpr (std::is_same_v<Request, v1::BackwardRequest>) {
+    stages = core::GradientStages(*problem, tensors, resources);
   } else {
     stages = core::AttendStages(*problem, tensors, resources);
   }
@@ -154,7 +158,7 @@ TEST_F(GoldenTest, Float64MeetsLibTorchOnBothPaths) {
         ExpectNear(
             *server::ProblemOf(request), request, golden.attend_response(),
             ComputeInProcess<double, v1::AttendRequest, v1::AttendResponse>(request, scheduler_));
-      } else {
+      } else if (golden.has_head()) {
         v1::HeadRequest request = golden.head();
         request.mutable_options()->set_path(path);
         ExpectNear(
@@ -163,6 +167,80 @@ TEST_F(GoldenTest, Float64MeetsLibTorchOnBothPaths) {
       }
     }
   }
+}
+
+// In double; the inputs may be of another type.
+core::Inputs<double> InputsOf(const v1::BackwardRequest& request) {
+  const std::string& mask = request.options().mask().data();
+  return {ValuesOf<double>(request.query()),
+          ValuesOf<double>(request.key()),
+          ValuesOf<double>(request.value()),
+          {mask.begin(), mask.end()}};
+}
+
+// The request and its expected answer are in double; what computes it, in S.
+template <typename S>
+void ExpectGradients(const GoldenCase& golden, v1::Path path, core::Scheduler& scheduler) {
+  SCOPED_TRACE(golden.name() + " " + v1::Path_Name(path));
+  v1::BackwardRequest request = golden.backward();
+  request.mutable_options()->set_path(path);
+  const core::Inputs<double> inputs = InputsOf(request);
+  const core::Problem exact = server::ProblemOf(request)->attend;
+  const core::OracleGradients oracle =
+      core::GradientOracleOf(exact, inputs, ValuesOf<double>(request.d_output()));
+  for (v1::Tensor* const tensor : {request.mutable_query(), request.mutable_key(),
+                                   request.mutable_value(), request.mutable_d_output()}) {
+    Convert<S>(tensor);
+  }
+  if (request.options().mask().dtype() == v1::DATA_TYPE_FLOAT64) {
+    Convert<S>(request.mutable_options()->mutable_mask());
+  }
+  const auto actual =
+      ComputeInProcess<S, v1::BackwardRequest, v1::BackwardResponse>(request, scheduler);
+  const v1::BackwardResponse& expected = golden.backward_response();
+  // LibTorch's own rounding is as large as ours in double.
+  const double relative =
+      2 * core::GradientTolerance<S>(
+              exact, core::ToleranceOf<S>(exact, core::MagnitudesOf(exact, inputs)), false);
+  const auto expect = [&](const char* name, const v1::Tensor& a, const v1::Tensor& e,
+                          double largest) {
+    EXPECT_TRUE(std::equal(a.shape().begin(), a.shape().end(), e.shape().begin(), e.shape().end()))
+        << name;
+    EXPECT_TRUE(
+        Near(ValuesOf<S>(a), ValuesOf<double>(e), relative * largest, core::GradientRounding<S>()))
+        << name;
+  };
+  expect("d_query", actual.d_query(), expected.d_query(), oracle.largest.query);
+  expect("d_key", actual.d_key(), expected.d_key(), oracle.largest.key);
+  expect("d_value", actual.d_value(), expected.d_value(), oracle.largest.value);
+  EXPECT_EQ(actual.has_d_mask(), expected.has_d_mask());
+  if (expected.has_d_mask()) {
+    expect("d_mask", actual.d_mask(), expected.d_mask(), oracle.largest.mask);
+  }
+  EXPECT_TRUE(Near(std::vector<double>(actual.d_sinks().begin(), actual.d_sinks().end()),
+                   {expected.d_sinks().begin(), expected.d_sinks().end()},
+                   relative * oracle.largest.sinks))
+      << "d_sinks";
+}
+
+TEST_F(GoldenTest, GradientsMeetLibTorchsAutograd) {
+  int cases = 0;
+  for (const GoldenCase& golden : Cases()) {
+    if (!golden.has_backward()) continue;
+    ++cases;
+    for (const v1::Path path : kPaths) {
+      ExpectGradients<double>(golden, path, scheduler_);
+      if (golden.name().rfind("backward_float16_", 0) == 0) {
+        ExpectGradients<float>(golden, path, scheduler_);
+        ExpectGradients<core::Float16>(golden, path, scheduler_);
+      }
+      if (golden.name().rfind("backward_bfloat16_", 0) == 0) {
+        ExpectGradients<float>(golden, path, scheduler_);
+        ExpectGradients<core::BFloat16>(golden, path, scheduler_);
+      }
+    }
+  }
+  EXPECT_GE(cases, 50);
 }
 
 TEST_F(GoldenTest, Float32MeetsTheFloat64AnswerToTheRoundedInputs) {
@@ -241,7 +319,7 @@ TEST_F(GoldenTest, AServerAnswersAsLibTorch) {
       ASSERT_TRUE(status.ok()) << status.error_message();
       ExpectNear(*server::ProblemOf(golden.attend()), golden.attend(), golden.attend_response(),
                  response);
-    } else {
+    } else if (golden.has_head()) {
       v1::HeadResponse response;
       const grpc::Status status = stub->Head(&context, golden.head(), &response);
       ASSERT_TRUE(status.ok()) << status.error_message();

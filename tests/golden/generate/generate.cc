@@ -456,12 +456,27 @@ at::Tensor RawScores(const at::Tensor& query, const at::Tensor& key) {
   return at::matmul(query, ForQueryHeads(key, query.size(1)).transpose(-2, -1));
 }
 
+// Slopes and sinks by head.
+std::vector<double> SlopesOf(const AttendCase& c) {
+  std::vector<double> slopes;
+  for (int64_t h = 0; c.alibi && h < c.heads; ++h)
+    slopes.push_back(0.5 / static_cast<double>(h + 1));
+  return slopes;
+}
+std::vector<double> SinksOf(const AttendCase& c) {
+  std::vector<double> sinks;
+  for (int64_t h = 0; c.sinks && h < c.heads; ++h)
+    sinks.push_back(0.5 * static_cast<double>(h - 1));
+  return sinks;
+}
+
 // Head-major. A BTHD request holds the same tensors with tokens and heads exchanged.
 struct AttendInputs {
   at::Tensor query;
   at::Tensor key;
   at::Tensor value;
-  at::Tensor mask = {};  // kBool, or numbers of which some are -infinity; undefined: none
+  at::Tensor mask = {};   // kBool, or numbers of which some are -infinity; undefined: none
+  at::Tensor sinks = {};  // (H); undefined: none
 };
 
 // One key in four is hidden, but the first of each row of the mask: every query sees one.
@@ -489,11 +504,20 @@ AttendInputs Draw(const AttendCase& c) {
     inputs.key.mul_(factor);
   }
   if (c.mask_shape.has_value()) inputs.mask = DrawMask(c);
+  if (c.sinks) inputs.sinks = at::tensor(SinksOf(c), at::kDouble);
   for (at::Tensor* tensor : {&inputs.query, &inputs.key, &inputs.value, &inputs.mask}) {
     if (!tensor->defined() || tensor->scalar_type() == at::kBool) continue;
     *tensor = tensor->to(c.rounded).to(at::kDouble);
   }
   return inputs;
+}
+
+// The loss's gradient of the output: of a seed of its own, for the inputs are those of the forward.
+at::Tensor DrawDOutput(const AttendCase& c) {
+  at::manual_seed(SeedOf(std::string("backward_") + c.name));
+  const at::Tensor numbers =
+      Normal({c.batch, c.heads, c.queries, c.value_width == 0 ? c.width : c.value_width});
+  return numbers.to(c.rounded).to(at::kDouble);
 }
 
 struct HeadInputs {
@@ -578,19 +602,6 @@ void CheckAnswer(const char* name, const AttendAnswer& answer) {
   TORCH_CHECK(difference <= tolerance, name, ": weights differ from the backend's by ", difference);
 }
 
-// Slopes and sinks by head.
-std::vector<double> SlopesOf(const AttendCase& c) {
-  std::vector<double> slopes;
-  for (int64_t h = 0; c.alibi && h < c.heads; ++h)
-    slopes.push_back(0.5 / static_cast<double>(h + 1));
-  return slopes;
-}
-std::vector<double> SinksOf(const AttendCase& c) {
-  std::vector<double> sinks;
-  for (int64_t h = 0; c.sinks && h < c.heads; ++h)
-    sinks.push_back(0.5 * static_cast<double>(h - 1));
-  return sinks;
-}
 at::Tensor ByHead(const std::vector<double>& values) {
   return at::tensor(values, at::kDouble).view({1, static_cast<int64_t>(values.size()), 1, 1});
 }
@@ -634,12 +645,16 @@ AttendAnswer Attend(const AttendInputs& in, const AttendCase& c) {
   scores = scores.masked_fill(seen.logical_not(), -infinity);
   // A sink is one more key, without a value.
   if (c.sinks) {
-    const at::Tensor sinks = ByHead(SinksOf(c)).expand({scores.size(0), -1, scores.size(2), 1});
+    const at::Tensor sinks =
+        in.sinks.view({1, c.heads, 1, 1}).expand({scores.size(0), -1, scores.size(2), 1});
     scores = at::cat({scores, sinks}, -1);
   }
   answer.logsumexp = at::logsumexp(scores, -1);
   const at::Tensor empty = (answer.logsumexp == -infinity).unsqueeze(-1);
-  answer.weights = at::softmax(scores, -1).masked_fill(empty, 0).narrow(-1, 0, in.key.size(2));
+  // Before the softmax as well: the gradient of a row without a key would be NaN.
+  answer.weights = at::softmax(scores.masked_fill(empty, 0), -1)
+                       .masked_fill(empty, 0)
+                       .narrow(-1, 0, in.key.size(2));
   answer.key_sums = answer.weights.sum(2);
   if (c.Composed()) {
     answer.output = at::matmul(answer.weights, ForQueryHeads(in.value, in.query.size(1)));
@@ -715,6 +730,22 @@ GoldenCase NewGolden(const std::string& name, bool composed) {
   return golden;
 }
 
+void SetOptions(const AttendInputs& inputs, const AttendCase& c, v1::AttendOptions* options) {
+  if (c.bthd) options->set_layout(v1::LAYOUT_BTHD);
+  if (c.scale.has_value()) options->set_scale(*c.scale);
+  if (c.causal) options->set_causal(v1::CAUSAL_TOP_LEFT);
+  if (c.bottom_right) options->set_causal(v1::CAUSAL_BOTTOM_RIGHT);
+  if (inputs.mask.defined()) Store(inputs.mask.detach(), options->mutable_mask());
+  options->mutable_key_lengths()->Assign(c.key_lengths.begin(), c.key_lengths.end());
+  if (c.window_left.has_value()) options->mutable_window()->set_left(*c.window_left);
+  if (c.window_right.has_value()) options->mutable_window()->set_right(*c.window_right);
+  options->set_softcap(c.softcap);
+  const std::vector<double> slopes = SlopesOf(c);
+  options->mutable_alibi_slopes()->Assign(slopes.begin(), slopes.end());
+  const std::vector<double> sinks = SinksOf(c);
+  options->mutable_sinks()->Assign(sinks.begin(), sinks.end());
+}
+
 GoldenCase MakeGolden(const AttendCase& c) {
   const AttendInputs inputs = Draw(c);
   const AttendAnswer answer = Attend(inputs, c);
@@ -727,19 +758,7 @@ GoldenCase MakeGolden(const AttendCase& c) {
   Store(in_layout(inputs.key), request->mutable_key());
   Store(in_layout(inputs.value), request->mutable_value());
   v1::AttendOptions* options = request->mutable_options();
-  if (c.bthd) options->set_layout(v1::LAYOUT_BTHD);
-  if (c.scale.has_value()) options->set_scale(*c.scale);
-  if (c.causal) options->set_causal(v1::CAUSAL_TOP_LEFT);
-  if (c.bottom_right) options->set_causal(v1::CAUSAL_BOTTOM_RIGHT);
-  if (inputs.mask.defined()) Store(inputs.mask, options->mutable_mask());
-  options->mutable_key_lengths()->Assign(c.key_lengths.begin(), c.key_lengths.end());
-  if (c.window_left.has_value()) options->mutable_window()->set_left(*c.window_left);
-  if (c.window_right.has_value()) options->mutable_window()->set_right(*c.window_right);
-  options->set_softcap(c.softcap);
-  const std::vector<double> slopes = SlopesOf(c);
-  options->mutable_alibi_slopes()->Assign(slopes.begin(), slopes.end());
-  const std::vector<double> sinks = SinksOf(c);
-  options->mutable_sinks()->Assign(sinks.begin(), sinks.end());
+  SetOptions(inputs, c, options);
   options->set_return_logsumexp(true);
 
   v1::AttendResponse* response = golden.mutable_attend_response();
@@ -750,6 +769,40 @@ GoldenCase MakeGolden(const AttendCase& c) {
     options->set_return_key_sums(true);
     Store(answer.weights, response->mutable_weights());
     Store(answer.key_sums, response->mutable_key_sums());
+  }
+  return golden;
+}
+
+// The gradient of sum(output * d_output), by LibTorch's autograd.
+GoldenCase MakeBackwardGolden(const AttendCase& c) {
+  AttendInputs inputs = Draw(c);
+  const at::Tensor d_output = DrawDOutput(c);
+  const bool numbers = inputs.mask.defined() && !c.bool_mask;
+  std::vector<at::Tensor*> variables = {&inputs.query, &inputs.key, &inputs.value};
+  if (numbers) variables.push_back(&inputs.mask);
+  if (c.sinks) variables.push_back(&inputs.sinks);
+  for (at::Tensor* const variable : variables) variable->set_requires_grad(true);
+  Attend(inputs, c).output.backward(d_output);
+  for (const at::Tensor* const variable : variables) {
+    TORCH_CHECK(at::isfinite(variable->grad()).all().item<bool>(), c.name,
+                ": a gradient is not finite");
+  }
+  GoldenCase golden = NewGolden(std::string("backward_") + c.name, c.Composed());
+  v1::BackwardRequest* request = golden.mutable_backward();
+  v1::BackwardResponse* response = golden.mutable_backward_response();
+  const auto in_layout = [&c](const at::Tensor& t) { return c.bthd ? t.transpose(1, 2) : t; };
+  Store(in_layout(inputs.query.detach()), request->mutable_query());
+  Store(in_layout(inputs.key.detach()), request->mutable_key());
+  Store(in_layout(inputs.value.detach()), request->mutable_value());
+  Store(in_layout(d_output), request->mutable_d_output());
+  SetOptions(inputs, c, request->mutable_options());
+  request->set_return_d_mask(numbers);
+  Store(in_layout(inputs.query.grad()), response->mutable_d_query());
+  Store(in_layout(inputs.key.grad()), response->mutable_d_key());
+  Store(in_layout(inputs.value.grad()), response->mutable_d_value());
+  if (numbers) Store(inputs.mask.grad(), response->mutable_d_mask());
+  for (int64_t h = 0; c.sinks && h < c.heads; ++h) {
+    response->add_d_sinks(inputs.sinks.grad()[h].item<double>());
   }
   return golden;
 }
@@ -800,9 +853,16 @@ void Run(const std::filesystem::path& folder) {
   // One thread: how a sum is split never depends on the machine.
   at::set_num_threads(1);
   for (const HeadCase& c : kHeadCases) Write(MakeGolden(c, folder), folder);
-  for (const AttendCase& c : kAttendCases) Write(MakeGolden(c), folder);
-  std::cout << std::size(kHeadCases) + std::size(kAttendCases) << " goldens of LibTorch "
-            << TORCH_VERSION << "\n";
+  size_t written = std::size(kHeadCases);
+  for (const AttendCase& c : kAttendCases) {
+    Write(MakeGolden(c), folder);
+    ++written;
+    // Of the same size as those that return their weights.
+    if (c.batch * c.heads * c.queries * c.keys > kMostWeights || c.largest_score > 0) continue;
+    Write(MakeBackwardGolden(c), folder);
+    ++written;
+  }
+  std::cout << written << " goldens of LibTorch " << TORCH_VERSION << "\n";
 }
 
 int Main(int argc, char** argv) {
