@@ -1,7 +1,5 @@
 #include "core/cost.h"
 
-#include <algorithm>
-
 #include "core/attend.h"
 #include "core/checked_math.h"
 #include "core/chunked_path.h"
@@ -9,15 +7,6 @@
 
 namespace attendant::core {
 namespace {
-
-int64_t Pairs(const Problem& p) {
-  if (p.key_lengths.empty()) return SaturatingProduct({p.batch, p.heads, p.VisiblePairs(0)});
-  int64_t pairs = 0;
-  for (int64_t batch = 0; batch < p.batch; ++batch) {
-    pairs = SaturatingSum({pairs, p.VisiblePairs(batch)});
-  }
-  return SaturatingProduct({p.heads, pairs});
-}
 
 int64_t Bytes(const Problem& p, std::initializer_list<int64_t> sizes) {
   return SaturatingProduct({SaturatingProduct(sizes), SizeOf(p.dtype)});
@@ -27,7 +16,7 @@ int64_t WideBytes(const Problem& p, std::initializer_list<int64_t> sizes) {
   return SaturatingProduct({SaturatingProduct(sizes), SizeOf(WideOf(p.dtype))});
 }
 
-int64_t ProjectionFlops(const HeadProblem& h) {
+int64_t InputProjectionFlops(const HeadProblem& h) {
   const Problem& p = h.attend;
   const int64_t widths = SaturatingSum({p.width, p.width, p.value_width});
   return SaturatingProduct({2, p.batch, p.queries, h.d_model, p.heads, widths});
@@ -54,7 +43,7 @@ int64_t PathCost::flops() const {
 }
 
 PathCost CostOf(const Problem& p, int threads, Kernel kernel) {
-  const int64_t pairs = Pairs(p);
+  const int64_t pairs = VisiblePairs(p);
   PathCost cost;
   if (!ReturnsNothing(p)) {
     cost.workspace_bytes = p.path == Path::kExplicit ? ExplicitWorkspaceBytes(p, threads)
@@ -79,19 +68,45 @@ PathCost CostOf(const HeadProblem& h, int threads, Kernel kernel) {
   PathCost cost = CostOf(inner, threads, kernel);
   cost.workspace_bytes = SaturatingSum({cost.workspace_bytes, HeadWorkspaceBytes(h, threads)});
   const int64_t projected = SaturatingSum({p.width, p.width, p.value_width});
-  cost.steps.insert(cost.steps.begin(), {"projections", ProjectionFlops(h),
+  cost.steps.insert(cost.steps.begin(), {"projections", InputProjectionFlops(h),
                                          Bytes(p, {p.batch, p.heads, p.queries, projected})});
   cost.steps.push_back(
       {"output_projection", OutputProjectionFlops(h), Bytes(p, {p.batch, p.queries, h.d_model})});
   return cost;
 }
 
+int64_t VisiblePairs(const Problem& p) {
+  if (p.key_lengths.empty()) return SaturatingProduct({p.batch, p.heads, p.VisiblePairs(0)});
+  int64_t pairs = 0;
+  for (int64_t batch = 0; batch < p.batch; ++batch) {
+    pairs = SaturatingSum({pairs, p.VisiblePairs(batch)});
+  }
+  return SaturatingProduct({p.heads, pairs});
+}
+
+int64_t ProjectionFlops(const HeadProblem& h) {
+  return SaturatingSum({InputProjectionFlops(h), OutputProjectionFlops(h)});
+}
+
 int64_t ProductFlops(const Problem& p) {
-  return SaturatingProduct({2, Pairs(p), SaturatingSum({p.width, p.value_width})});
+  return SaturatingProduct({2, VisiblePairs(p), SaturatingSum({p.width, p.value_width})});
 }
 
 int64_t ProductFlops(const HeadProblem& h) {
-  return SaturatingSum({ProjectionFlops(h), ProductFlops(h.attend), OutputProjectionFlops(h)});
+  return SaturatingSum({ProjectionFlops(h), ProductFlops(h.attend)});
+}
+
+int64_t RequestBytes(const Problem& p) {
+  const int64_t widths = SaturatingSum({p.width, p.value_width});
+  return SaturatingSum({Bytes(p, {p.batch, p.heads, p.queries, p.width}),
+                        Bytes(p, {p.batch, p.kv_heads, p.keys, widths})});
+}
+
+int64_t RequestBytes(const HeadProblem& h) {
+  const Problem& p = h.attend;
+  const int64_t columns =
+      SaturatingProduct({p.heads, SaturatingSum({p.width, p.width, p.value_width, p.value_width})});
+  return SaturatingSum({Bytes(p, {p.batch, p.queries, h.d_model}), Bytes(p, {h.d_model, columns})});
 }
 
 int64_t ResponseBytes(const Problem& p) {
@@ -114,10 +129,25 @@ int64_t ResponseBytes(const HeadProblem& h) {
 }
 
 double CrossoverTokens(const HeadProblem& h) {
-  const double linear =
-      static_cast<double>(SaturatingSum({ProjectionFlops(h), OutputProjectionFlops(h)}));
-  const double quadratic = static_cast<double>(std::max<int64_t>(ProductFlops(h.attend), 1));
-  return static_cast<double>(h.attend.queries) * linear / quadratic;
+  // Of one head: 2 T d_model (2 d_k + 2 d_v) flops against 2 pairs (d_k + d_v).
+  Problem p = h.attend;
+  const bool sees_all =
+      p.causal == Causal::kNone && !p.window.left.has_value() && !p.window.right.has_value();
+  if (sees_all) return 2 * static_cast<double>(h.d_model);
+  p.key_lengths.clear();
+  const auto overtakes = [&](int64_t tokens) {
+    p.queries = p.keys = tokens;
+    return p.VisiblePairs(0) >= SaturatingProduct({2, h.d_model, tokens});
+  };
+  // The pairs of a query only grow with the tokens. Halves what lies between too few and enough.
+  int64_t few = 0;
+  int64_t enough = kLargestSize;
+  if (!overtakes(enough)) return 0;
+  while (enough - few > 1) {
+    const int64_t middle = few + (enough - few) / 2;
+    (overtakes(middle) ? enough : few) = middle;
+  }
+  return static_cast<double>(enough);
 }
 
 }  // namespace attendant::core

@@ -29,8 +29,8 @@ struct PathCost {
 
 // scores, softmax, values; on problem.path.
 //   scores   2 * pairs * D flops, softmax  kSoftmaxFlops * pairs, values  2 * pairs * Dv
-// where pairs = B * H * (visible query-key pairs of a head). `threads`: of the scheduler;
-// `kernel`: of the chunked path.
+// where pairs = VisiblePairs. `threads`: of the scheduler; `kernel`: of the chunked path, whose
+// scores and weights pass through its workspace.
 PathCost CostOf(const Problem& problem, int threads, Kernel kernel = Kernel::kFused);
 
 // projections and output_projection around them:
@@ -41,17 +41,28 @@ PathCost CostOf(const HeadProblem& problem, int threads, Kernel kernel = Kernel:
 // Scale, compare, subtract, exponentiate, add.
 inline constexpr int64_t kSoftmaxFlops = 5;
 
+// Visible query-key pairs of all heads and batches.
+int64_t VisiblePairs(const Problem& problem);
+
+// Those of the four projections alone.
+int64_t ProjectionFlops(const HeadProblem& problem);
+
 // The matrix products alone: what the field counts when it speaks of attention's FLOP/s.
 int64_t ProductFlops(const Problem& problem);
 int64_t ProductFlops(const HeadProblem& problem);
+
+// Bytes of the tensors in a request, the mask left aside.
+int64_t RequestBytes(const Problem& problem);
+int64_t RequestBytes(const HeadProblem& problem);
 
 // Bytes of the tensors in a response.
 int64_t ResponseBytes(const Problem& problem);
 int64_t ResponseBytes(const HeadProblem& problem);
 
-// The number of tokens at which the products quadratic in T cost as much as the projections, which
-// are linear in it: 2 * d_model without a mask, whatever the widths and the number of heads.
-// REQUIRES: problem.attend.queries > 0.
+// The number of tokens T from which on the products quadratic in T cost at least as much as the
+// projections, which are linear in it: 2 * d_model without a causal mask or window, whatever the
+// widths and the number of heads. Lengths and masks are left aside. 0 where that never happens: in
+// a window that is too narrow, or beyond the largest T there is.
 double CrossoverTokens(const HeadProblem& problem);
 
 }  // namespace attendant::core

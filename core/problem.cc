@@ -30,8 +30,6 @@ std::string At(absl::string_view name, int axis) {
 }
 
 constexpr int64_t kLargestElement = 8;
-// Counts of this size fit every library's index, and no tensor of one element a unit is larger.
-constexpr int64_t kLargestSize = std::numeric_limits<int32_t>::max();
 
 // Bytes that the strides of a tensor span: a size of 0 counts as 1, since strides are products of
 // the other sizes. Nothing where that overflows.

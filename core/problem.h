@@ -27,6 +27,10 @@ constexpr absl::string_view NameOf(Path path) {
   return path == Path::kExplicit ? "explicit" : "chunked";
 }
 
+// Of an axis. Counts of this size fit every library's index, and no tensor of one element a unit is
+// larger.
+inline constexpr int64_t kLargestSize = std::numeric_limits<int32_t>::max();
+
 // What a tensor claims to be.
 struct TensorSpec {
   DType dtype = DType::kUnspecified;

@@ -184,13 +184,68 @@ TEST(CostTest, AtTheCrossoverProjectionsCostWhatAttentionDoes) {
             FlopsOf(cost, "scores") + FlopsOf(cost, "values"));
 }
 
+// The first T whose attention costs at least as much as its projections, by their costs.
+double FirstThatOvertakes(const AttendOptions& options, int64_t d_model, int64_t most) {
+  for (int64_t tokens = 1; tokens <= most; ++tokens) {
+    const HeadProblem problem = HeadProblemOf(
+        {.tokens = tokens, .d_model = d_model, .heads = 2, .d_k = 4, .d_v = 3}, options);
+    if (ProductFlops(problem.attend) >= ProjectionFlops(problem))
+      return static_cast<double>(tokens);
+  }
+  return 0;
+}
+
 TEST(CostTest, ACausalMaskDelaysTheCrossover) {
   AttendOptions options;
+  for (const Causal causal : {Causal::kTopLeft, Causal::kBottomRight}) {
+    options.causal = causal;
+    const HeadProblem problem =
+        HeadProblemOf({.tokens = 1000, .d_model = 16, .d_k = 4, .d_v = 4}, options);
+    // T (T + 1) / 2 pairs instead of T^2.
+    EXPECT_EQ(CrossoverTokens(problem), 4 * 16 - 1);
+    EXPECT_EQ(FirstThatOvertakes(options, 16, 1000), 4 * 16 - 1);
+  }
+}
+
+TEST(CostTest, AWindowDelaysTheCrossoverOrPreventsIt) {
+  const auto crossover = [](const AttendOptions& options) {
+    return CrossoverTokens(
+        HeadProblemOf({.tokens = 10, .d_model = 16, .d_k = 4, .d_v = 4}, options));
+  };
+  for (const int64_t side : {0, 15, 16, 17, 20, 40}) {
+    AttendOptions options;
+    options.window = Window{side, side};
+    // A query in the middle sees 2 * side + 1 keys; more than 2 * d_model are needed.
+    EXPECT_EQ(crossover(options) > 0, 2 * side + 1 > 2 * 16) << side;
+    EXPECT_EQ(crossover(options), FirstThatOvertakes(options, 16, 2000)) << side;
+    options.window->right.reset();
+    EXPECT_EQ(crossover(options), FirstThatOvertakes(options, 16, 200)) << side;
+  }
+}
+
+TEST(CostTest, LengthsLeaveTheCrossoverWhereItIs) {
+  AttendOptions options;
   options.causal = Causal::kTopLeft;
-  const HeadProblem problem =
-      HeadProblemOf({.tokens = 1000, .d_model = 16, .d_k = 4, .d_v = 4}, options);
-  // T (T + 1) / 2 pairs instead of T^2.
-  EXPECT_DOUBLE_EQ(CrossoverTokens(problem), 2.0 * 16 * 2 * 1000 / 1001);
+  options.key_lengths = {3};
+  EXPECT_EQ(
+      CrossoverTokens(HeadProblemOf({.tokens = 10, .d_model = 16, .d_k = 4, .d_v = 4}, options)),
+      4 * 16 - 1);
+}
+
+TEST(CostTest, ACrossoverBeyondTheLargestSizeIsNone) {
+  HeadProblem problem = HeadProblemOf({.tokens = 10, .d_model = 16, .d_k = 4, .d_v = 4});
+  problem.d_model = int64_t{1} << 30;
+  EXPECT_EQ(CrossoverTokens(problem), 0x1p31);
+  problem.attend.causal = Causal::kTopLeft;
+  EXPECT_EQ(CrossoverTokens(problem), 0);
+}
+
+TEST(CostTest, RequestBytesAreThoseOfItsTensors) {
+  const Problem problem = SmallProblem();
+  EXPECT_EQ(RequestBytes(problem), 4 * (2 * 4 * 3 * 8 + 2 * 2 * 5 * 8 + 2 * 2 * 5 * 6));
+  const HeadProblem head =
+      HeadProblemOf({.batch = 2, .tokens = 3, .d_model = 7, .heads = 4, .d_k = 5, .d_v = 6});
+  EXPECT_EQ(RequestBytes(head), 4 * (2 * 3 * 7 + 2 * (7 * 4 * 5) + 2 * (7 * 4 * 6)));
 }
 
 TEST(CostTest, EverythingSaturates) {
@@ -228,7 +283,9 @@ TEST(CostTest, EverythingSaturates) {
       EXPECT_EQ(ProductFlops(head), kMax);
       EXPECT_EQ(ResponseBytes(head.attend), kMax);
       EXPECT_EQ(ResponseBytes(head), kMax);
-      EXPECT_GT(CrossoverTokens(head), 0);
+      EXPECT_GE(CrossoverTokens(head), 0);
+      EXPECT_EQ(RequestBytes(head), kMax);
+      EXPECT_EQ(RequestBytes(head.attend), kMax);
     }
   }
 }
