@@ -173,7 +173,7 @@ double MeasurePeakFlops(Scheduler& scheduler, DType dtype, double seconds) {
 }
 
 void KeepFreedMemory() {
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_MMAP_THRESHOLD, static_cast<int>(kLargestKeptBytes));
   mallopt(M_TRIM_THRESHOLD, 64 << 20);
   mallopt(M_TOP_PAD, 1 << 20);
 }

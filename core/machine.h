@@ -45,6 +45,9 @@ struct PeakFlops {
   double float64 = 0;
 };
 
+// Blocks of memory that are smaller stay in the process when they are freed, after KeepFreedMemory.
+inline constexpr int64_t kLargestKeptBytes = int64_t{32} << 20;
+
 // Keeps freed memory in the process for the next call: by default glibc returns what is larger than
 // a few pages to the kernel, and every call pays for page faults. Call it before any thread starts.
 void KeepFreedMemory();

@@ -58,17 +58,19 @@ void Scheduler::Submit(std::shared_ptr<Job> job) {
   }
 }
 
-absl::Status Scheduler::Run(std::vector<Stage> stages) {
+absl::Status Scheduler::Run(std::vector<Stage> stages, JobTimes* times) {
   Mutex mutex;
   CondVar complete;
   std::atomic<bool> done = false;
   absl::Status result;
-  Submit(std::make_shared<Job>(std::move(stages), [&](const absl::Status& status, const JobTimes&) {
-    MutexLock lock(mutex);
-    result = status;
-    done = true;
-    complete.NotifyOne();
-  }));
+  Submit(std::make_shared<Job>(std::move(stages),
+                               [&](const absl::Status& status, const JobTimes& job_times) {
+                                 MutexLock lock(mutex);
+                                 result = status;
+                                 if (times != nullptr) *times = job_times;
+                                 done = true;
+                                 complete.NotifyOne();
+                               }));
   YieldUntil([&] { return done.load(std::memory_order_relaxed); }, kAwait);
   MutexLock lock(mutex);
   while (!done) complete.Wait(mutex);

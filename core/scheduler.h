@@ -31,9 +31,9 @@ class Scheduler {
   // REQUIRES: the job was not submitted before.
   void Submit(std::shared_ptr<Job> job);
 
-  // Runs the stages and returns when they are complete: OK or the first tile's error. Not to be
-  // called on a compute thread.
-  absl::Status Run(std::vector<Stage> stages);
+  // Runs the stages and returns when they are complete: OK or the first tile's error. times: where
+  // to write when things happened, or null. Not to be called on a compute thread.
+  absl::Status Run(std::vector<Stage> stages, JobTimes* times = nullptr);
 
   int threads() const { return static_cast<int>(threads_.size()); }
 
