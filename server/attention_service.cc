@@ -115,7 +115,6 @@ class AttentionService::Call final : public grpc::ServerUnaryReactor {
  private:
   void Submit(Work work) {
     if (work.stats != nullptr) path_ = LabelOf(work.path);
-    service_.metrics_.JobStarted(work.flops);
     std::vector<core::Stage> stages = std::exchange(work.stages, {});
     auto job = std::make_shared<core::Job>(
         std::move(stages), [this, work](const absl::Status& status, const core::JobTimes& times) {
@@ -125,15 +124,18 @@ class AttentionService::Call final : public grpc::ServerUnaryReactor {
     {
       core::MutexLock lock(service_.mutex_);
       job_ = job;
+      job_number_ = service_.JobStarted();
     }
+    service_.metrics_.JobStarted(work.flops);
     // From here on the answer may come, and this call be deleted, at any moment.
     service_.scheduler_.Submit(std::move(job));
   }
 
   void OnJobDone(const Work& work, const absl::Status& status, const core::JobTimes& times) {
     service_.metrics_.JobEnded(work.flops);
+    const bool alone = service_.JobEnded(job_number_);
     if (status.ok()) {
-      if (work.stats != nullptr) RecordCompletion(work, times);
+      if (work.stats != nullptr) RecordCompletion(work, times, alone);
     } else if (absl::IsResourceExhausted(status)) {
       service_.metrics_.Shed(ShedReason::kMemory);
     } else if (!absl::IsInternal(status)) {
@@ -143,7 +145,7 @@ class AttentionService::Call final : public grpc::ServerUnaryReactor {
     Answer(status);
   }
 
-  void RecordCompletion(const Work& work, const core::JobTimes& times) {
+  void RecordCompletion(const Work& work, const core::JobTimes& times, bool alone) {
     // A problem without a tile has no times of its own.
     const bool started = times.first_tile != Clock::time_point();
     ComputeRecord record;
@@ -155,6 +157,9 @@ class AttentionService::Call final : public grpc::ServerUnaryReactor {
     record.peak_workspace_bytes = workspace_.peak_bytes();
     record.explicit_bytes = work.explicit_bytes;
     service_.metrics_.JobCompleted(record);
+    if (alone) {
+      service_.speed_correction_.Observe(work.path, work.expected_seconds, record.compute_seconds);
+    }
     work.stats->set_path(PathOf(work.path));
     work.stats->set_compute_seconds(record.compute_seconds);
     work.stats->set_queue_seconds(record.queue_seconds);
@@ -186,6 +191,7 @@ class AttentionService::Call final : public grpc::ServerUnaryReactor {
   PathLabel path_ = PathLabel::kNone;
   core::Workspace workspace_;
   std::shared_ptr<core::Job> job_ ABSL_GUARDED_BY(service_.mutex_);
+  int64_t job_number_ = 0;
 };
 
 AttentionService::AttentionService(const Limits& limits, core::Scheduler& scheduler,
@@ -212,8 +218,10 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
       return core::AttendStages(*problem, TensorsOf<S>(*problem, *request, response), resources);
     });
     if (!stages.ok()) return stages.status();
-    return WorkOf(*problem, limits_.kernel, *std::move(stages), core::ProductFlops(*problem),
-                  response->mutable_stats());
+    Work work = WorkOf(*problem, limits_.kernel, *std::move(stages), core::ProductFlops(*problem),
+                       response->mutable_stats());
+    work.expected_seconds = core::SecondsOf(*problem, limits_.speed);
+    return work;
   });
 }
 
@@ -230,8 +238,10 @@ grpc::ServerUnaryReactor* AttentionService::Head(grpc::CallbackServerContext* co
       return core::HeadStages(*problem, TensorsOf<S>(*problem, *request, response), resources);
     });
     if (!stages.ok()) return stages.status();
-    return WorkOf(problem->attend, limits_.kernel, *std::move(stages), core::ProductFlops(*problem),
-                  response->mutable_stats());
+    Work work = WorkOf(problem->attend, limits_.kernel, *std::move(stages),
+                       core::ProductFlops(*problem), response->mutable_stats());
+    work.expected_seconds = core::SecondsOf(*problem, limits_.speed);
+    return work;
   });
 }
 
@@ -268,6 +278,16 @@ grpc::ServerUnaryReactor* AttentionService::Info(grpc::CallbackServerContext* co
   return call;
 }
 
+grpc::ServerUnaryReactor* AttentionService::Estimate(grpc::CallbackServerContext* context,
+                                                     const v1::EstimateRequest* request,
+                                                     v1::EstimateResponse* response) {
+  auto* const call = new Call(*this, context, Method::kEstimate);
+  const core::EstimateBasis basis{scheduler_.threads(), limits_.kernel, limits_.speed,
+                                  speed_correction_.factors()};
+  call->Answer(WriteEstimate(*request, basis, response));
+  return call;
+}
+
 grpc::ServerBidiReactor<v1::AttendStreamRequest, v1::AttendStreamResponse>*
 AttentionService::AttendStream(grpc::CallbackServerContext*) {
   return new UnservedStream();
@@ -298,12 +318,6 @@ grpc::ServerUnaryReactor* AttentionService::Check(grpc::CallbackServerContext* c
   return Unserved(context, "Check");
 }
 
-grpc::ServerUnaryReactor* AttentionService::Estimate(grpc::CallbackServerContext* context,
-                                                     const v1::EstimateRequest*,
-                                                     v1::EstimateResponse*) {
-  return Unserved(context, "Estimate");
-}
-
 absl::Status AttentionService::CheckResponseBytes(int64_t bytes) const {
   if (bytes <= limits_.max_message_bytes - kResponseOverhead) return absl::OkStatus();
   return core::OverLimit("max_message_bytes",
@@ -326,6 +340,18 @@ void AttentionService::Remove(Call* call) {
   core::MutexLock lock(mutex_);
   calls_.erase(call);
   if (calls_.empty()) idle_.NotifyAll();
+}
+
+int64_t AttentionService::JobStarted() {
+  ++jobs_started_;
+  if (++jobs_running_ > 1) last_shared_job_ = jobs_started_;
+  return jobs_started_;
+}
+
+bool AttentionService::JobEnded(int64_t number) {
+  core::MutexLock lock(mutex_);
+  --jobs_running_;
+  return number > last_shared_job_;
 }
 
 void AttentionService::StopAccepting() {

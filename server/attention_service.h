@@ -20,6 +20,7 @@
 #include "core/mutex.h"
 #include "core/problem.h"
 #include "core/scheduler.h"
+#include "core/speed.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
 #include "server/metrics.h"
@@ -36,8 +37,9 @@ struct Work {
   core::Path path = core::Path::kChunked;
   core::Kernel kernel = core::Kernel::kFused;  // of the chunked path
   core::DType dtype = core::DType::kFloat32;
-  int64_t tokens = 0;          // max(Tq, Tk)
-  int64_t explicit_bytes = 0;  // of workspace, had the call been explicit
+  int64_t tokens = 0;           // max(Tq, Tk)
+  int64_t explicit_bytes = 0;   // of workspace, had the call been explicit
+  double expected_seconds = 0;  // by the rates that were measured; 0: none were
 };
 
 // Thread-safe. Every call gets exactly one final status; a call that is cancelled or late gives its
@@ -48,6 +50,7 @@ class AttentionService final : public v1::Attention::CallbackService {
     int64_t max_message_bytes = 0;
     core::PeakFlops peak;
     core::Kernel kernel = core::Kernel::kFused;  // of the chunked path
+    core::Speed speed = {};
   };
 
   // scheduler and metrics must outlive the service, and the service every call.
@@ -62,6 +65,9 @@ class AttentionService final : public v1::Attention::CallbackService {
   grpc::ServerUnaryReactor* Merge(grpc::CallbackServerContext* context,
                                   const v1::MergeRequest* request,
                                   v1::MergeResponse* response) override;
+  grpc::ServerUnaryReactor* Estimate(grpc::CallbackServerContext* context,
+                                     const v1::EstimateRequest* request,
+                                     v1::EstimateResponse* response) override;
   grpc::ServerUnaryReactor* Info(grpc::CallbackServerContext* context,
                                  const v1::InfoRequest* request,
                                  v1::InfoResponse* response) override;
@@ -75,9 +81,6 @@ class AttentionService final : public v1::Attention::CallbackService {
   grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
                                   const v1::CheckRequest* request,
                                   v1::CheckResponse* response) override;
-  grpc::ServerUnaryReactor* Estimate(grpc::CallbackServerContext* context,
-                                     const v1::EstimateRequest* request,
-                                     v1::EstimateResponse* response) override;
 
   // New calls are answered UNAVAILABLE from now on; running ones go on.
   void StopAccepting();
@@ -99,6 +102,9 @@ class AttentionService final : public v1::Attention::CallbackService {
   bool accepting();
   void Add(Call* call);
   void Remove(Call* call);
+  // Around a job. JobStarted returns its number; JobEnded whether it had the threads for itself.
+  int64_t JobStarted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool JobEnded(int64_t number) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Limits limits_;
   core::Scheduler& scheduler_;
@@ -107,6 +113,10 @@ class AttentionService final : public v1::Attention::CallbackService {
   core::CondVar idle_;
   bool accepting_ ABSL_GUARDED_BY(mutex_) = true;
   std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
+  int64_t jobs_started_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t jobs_running_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t last_shared_job_ ABSL_GUARDED_BY(mutex_) = 0;  // no job up to it had the threads alone
+  core::SpeedCorrection speed_correction_;
 };
 
 }  // namespace attendant::server

@@ -14,6 +14,7 @@ namespace {
 // The contract's bytes are used as they are.
 static_assert(std::endian::native == std::endian::little);
 
+// name: the tensor's; empty for the request's own dtype.
 absl::StatusOr<core::DType> DTypeFromProto(absl::string_view name, v1::DataType dtype) {
   switch (dtype) {
     case v1::DATA_TYPE_UNSPECIFIED:
@@ -30,7 +31,7 @@ absl::StatusOr<core::DType> DTypeFromProto(absl::string_view name, v1::DataType 
       return core::DType::kBool;
     default:
       return core::InvalidField(
-          absl::StrCat(name, ".dtype"),
+          absl::StrCat(name, name.empty() ? "dtype" : ".dtype"),
           absl::StrCat("is ", static_cast<int>(dtype), ", which is no value of DataType"));
   }
 }
@@ -261,6 +262,60 @@ absl::StatusOr<core::GradientProblem> ProblemOf(const v1::BackwardRequest& reque
   }
   if (absl::Status status = CheckMaskBytes(request.options()); !status.ok()) return status;
   return problem;
+}
+
+namespace {
+
+absl::StatusOr<core::EstimateSpec> SpecOf(const v1::EstimateRequest& request) {
+  core::EstimateSpec spec;
+  if (request.dtype() != v1::DATA_TYPE_UNSPECIFIED) {
+    const auto dtype = DTypeFromProto("", request.dtype());
+    if (!dtype.ok()) return dtype.status();
+    spec.dtype = *dtype;
+  }
+  auto options = OptionsOf(request.options());
+  if (!options.ok()) return options.status();
+  spec.options = *std::move(options);
+  spec.batch = request.batch();
+  spec.heads = request.heads();
+  if (request.has_kv_heads()) spec.kv_heads = request.kv_heads();
+  spec.queries = request.queries();
+  spec.keys = request.keys();
+  spec.width = request.width();
+  if (request.has_value_width()) spec.value_width = request.value_width();
+  if (request.has_d_model()) spec.d_model = request.d_model();
+  return spec;
+}
+
+void Write(const core::PathEstimate& path, v1::PathCost* cost) {
+  for (const core::StepCost& step : path.cost.steps) {
+    v1::Step* const to = cost->add_steps();
+    to->set_name(step.name);
+    to->set_flops(step.flops);
+    to->set_bytes(step.bytes);
+  }
+  cost->set_flops(path.cost.flops());
+  cost->set_workspace_bytes(path.cost.workspace_bytes);
+  cost->set_seconds(path.seconds);
+}
+
+}  // namespace
+
+absl::Status WriteEstimate(const v1::EstimateRequest& request, const core::EstimateBasis& basis,
+                           v1::EstimateResponse* response) {
+  const auto spec = SpecOf(request);
+  if (!spec.ok()) return spec.status();
+  const auto estimate = core::MakeEstimate(*spec, basis);
+  if (!estimate.ok()) return estimate.status();
+  if (!request.options().mask().data().empty()) {
+    if (absl::Status status = CheckMaskBytes(request.options()); !status.ok()) return status;
+  }
+  Write(estimate->explicit_path, response->mutable_explicit_path());
+  Write(estimate->chunked_path, response->mutable_chunked_path());
+  response->set_crossover_tokens(estimate->crossover_tokens);
+  response->set_request_bytes(estimate->request_bytes);
+  response->set_response_bytes(estimate->response_bytes);
+  return absl::OkStatus();
 }
 
 void MakeTensor(core::DType dtype, const std::vector<int64_t>& shape, v1::Tensor* tensor) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "attendant/v1/attention.pb.h"
+#include "core/estimate.h"
 #include "core/gradient.h"
 #include "core/head.h"
 #include "core/merge.h"
@@ -35,6 +36,11 @@ absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request);
 absl::StatusOr<core::HeadProblem> ProblemOf(const v1::HeadRequest& request);
 absl::StatusOr<core::MergeProblem> ProblemOf(const v1::MergeRequest& request);
 absl::StatusOr<core::GradientProblem> ProblemOf(const v1::BackwardRequest& request);
+
+// Answers with what core::MakeEstimate says. Returns INVALID_ARGUMENT naming the field; a mask's
+// data may be left out, and is checked where it is there.
+absl::Status WriteEstimate(const v1::EstimateRequest& request, const core::EstimateBasis& basis,
+                           v1::EstimateResponse* response);
 
 // Sets dtype and shape, and makes the data that long.
 void MakeTensor(core::DType dtype, const std::vector<int64_t>& shape, v1::Tensor* tensor);

@@ -161,7 +161,8 @@ ParsedConfig ParseConfig(int argc, const char* const* argv) {
   AddDuration(app, "--drain_timeout", config.drain_timeout,
               "How long running calls may then take before they are cancelled");
   Add(app, "--measure_peak", config.measure_peak,
-      "Measure the CPU's peak at start-up, in a few milliseconds")
+      "Measure at start-up the CPU's peak, and what small problems take: the basis of\n"
+      "Estimate's seconds; in about a quarter of a second")
       ->type_name("BOOL")
       ->default_str("true");
   for (CLI::Option* const option : app.get_options()) {

@@ -44,6 +44,10 @@ core::PeakFlops MeasurePeak(const Config& config, core::Scheduler& scheduler, Me
   return peak;
 }
 
+core::Speed MeasureSpeed(const Config& config, core::Scheduler& scheduler) {
+  return config.measure_peak ? core::MeasureSpeed(scheduler, config.kernel) : core::Speed();
+}
+
 }  // namespace
 
 Server::Server(const Config& config)
@@ -51,7 +55,8 @@ Server::Server(const Config& config)
       metrics_({core::Version(), core::NameOf(config.kernel, core::DType::kFloat32),
                 core::SimdTarget()}),
       scheduler_(config.compute_threads > 0 ? config.compute_threads : core::AvailableCpus()),
-      service_({config.max_message_bytes, MeasurePeak(config, scheduler_, metrics_), config.kernel},
+      service_({config.max_message_bytes, MeasurePeak(config, scheduler_, metrics_), config.kernel,
+                MeasureSpeed(config, scheduler_)},
                scheduler_, metrics_) {}
 
 Server::~Server() {

@@ -195,6 +195,15 @@ absl::StatusOr<MergeResult> Client::Merge(absl::Span<const MergePart> parts, Cal
   return MergeResult{Take(response.mutable_output()), Take(response.mutable_logsumexp())};
 }
 
+absl::StatusOr<v1::EstimateResponse> Client::Estimate(const v1::EstimateRequest& request) {
+  v1::EstimateResponse response;
+  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
+    return stubs_->attention->Estimate(context, request, &response);
+  });
+  if (!status.ok()) return status;
+  return response;
+}
+
 absl::StatusOr<v1::InfoResponse> Client::Info() {
   v1::InfoResponse response;
   absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {

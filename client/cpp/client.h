@@ -186,6 +186,10 @@ class Client {
   // to one of the parts only.
   absl::StatusOr<MergeResult> Merge(absl::Span<const MergePart> parts, CallGroup* group = nullptr);
 
+  // What a call of these sizes costs on each path, computed nowhere. Returns INVALID_ARGUMENT
+  // naming the field for sizes that a call would be refused for.
+  absl::StatusOr<v1::EstimateResponse> Estimate(const v1::EstimateRequest& request);
+
   absl::StatusOr<v1::InfoResponse> Info();
 
   // OK where the service says SERVING; UNAVAILABLE where it says it does not; NOT_FOUND where the

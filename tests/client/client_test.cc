@@ -88,6 +88,24 @@ TEST_F(ClientTest, PartsOfTheKeysMergeIntoTheWhole) {
   EXPECT_EQ(client_->Merge({}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST_F(ClientTest, EstimateTellsWhatACallWouldCost) {
+  v1::EstimateRequest request;
+  request.set_batch(1);
+  request.set_heads(1);
+  request.set_queries(5);
+  request.set_keys(5);
+  request.set_width(4);
+  request.set_d_model(8);
+  const auto estimate = client_->Estimate(request);
+  ASSERT_TRUE(estimate.ok()) << estimate.status();
+  EXPECT_EQ(estimate->chunked_path().steps_size(), 5);
+  EXPECT_EQ(estimate->crossover_tokens(), 16);
+  request.set_heads(0);
+  const absl::Status refused = client_->Estimate(request).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("heads: is 0"));
+}
+
 TEST_F(ClientTest, AServersErrorKeepsItsCodeAndField) {
   const std::vector<float> one = {1};
   const auto result = client_->Attend({one, {1, 1, 1, 1}}, {one, {1, 1, 1}}, {one, {1, 1, 1, 1}});
