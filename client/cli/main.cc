@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/call.h"
+#include "client/cli/estimate.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/lesson.h"
 #include "client/cli/lesson_claims.h"
@@ -125,10 +126,11 @@ Number ParseNumber(const std::string& flag, const std::string& text) {
 }
 
 template <typename Number>
-void AddNumber(CLI::App& app, const std::string& flag, const std::string& help,
-               std::function<void(Number)> set) {
-  app.add_option_function<std::string>(
-         flag, [=](const std::string& text) { set(ParseNumber<Number>(flag, text)); }, help)
+CLI::Option* AddNumber(CLI::App& app, const std::string& flag, const std::string& help,
+                       std::function<void(Number)> set) {
+  return app
+      .add_option_function<std::string>(
+          flag, [=](const std::string& text) { set(ParseNumber<Number>(flag, text)); }, help)
       ->type_name(std::is_integral_v<Number> ? "N" : "X");
 }
 
@@ -144,6 +146,43 @@ void AddList(CLI::App& app, const std::string& flag, const std::string& help,
          help)
       ->delimiter(',')
       ->type_name(std::is_integral_v<Number> ? "N,..." : "X,...");
+}
+
+CLI::Option* AddDType(CLI::App& app, const std::string& help,
+                      std::function<void(v1::DataType)> set) {
+  return AddChoice<v1::DataType>(app, "--dtype", help,
+                                 {{"float32", v1::DATA_TYPE_FLOAT32},
+                                  {"float64", v1::DATA_TYPE_FLOAT64},
+                                  {"float16", v1::DATA_TYPE_FLOAT16},
+                                  {"bfloat16", v1::DATA_TYPE_BFLOAT16}},
+                                 std::move(set));
+}
+
+// How to attend, as far as it takes no file; path and mask are left to the caller.
+void AddAttendOptions(CLI::App& app, v1::AttendOptions& options) {
+  AddChoice<v1::Layout>(app, "--layout", "Order of the axes (bhtd: batch, heads, tokens, width)",
+                        {{"bhtd", v1::LAYOUT_BHTD}, {"bthd", v1::LAYOUT_BTHD}},
+                        [&](v1::Layout layout) { options.set_layout(layout); });
+  AddChoice<v1::Causal>(app, "--causal", "Which keys a query sees by position (none: all)",
+                        {{"none", v1::CAUSAL_NONE},
+                         {"top-left", v1::CAUSAL_TOP_LEFT},
+                         {"bottom-right", v1::CAUSAL_BOTTOM_RIGHT}},
+                        [&](v1::Causal causal) { options.set_causal(causal); });
+  AddList<int64_t>(app, "--key_lengths", "How many keys of each batch are real (all)",
+                   options.mutable_key_lengths());
+  AddList<double>(app, "--alibi_slopes", "Each head's slope of attention with linear biases (none)",
+                  options.mutable_alibi_slopes());
+  AddList<double>(app, "--sinks", "Each head's logit that weighs and has no value (none)",
+                  options.mutable_sinks());
+  AddNumber<double>(app, "--softcap",
+                    "Bound of the scores, softcap * tanh(score / softcap) (0: none)",
+                    [&](double softcap) { options.set_softcap(softcap); });
+  AddNumber<int64_t>(app, "--window_left", "Keys before its own that a query sees (all)",
+                     [&](int64_t keys) { options.mutable_window()->set_left(keys); });
+  AddNumber<int64_t>(app, "--window_right", "Keys after its own that a query sees (all)",
+                     [&](int64_t keys) { options.mutable_window()->set_right(keys); });
+  AddNumber<double>(app, "--scale", "Factor of the scores (1/sqrt(width))",
+                    [&](double scale) { options.set_scale(scale); });
 }
 
 void AddCallOptions(CLI::App& call, CallArguments& arguments) {
@@ -162,13 +201,8 @@ void AddCallOptions(CLI::App& call, CallArguments& arguments) {
           ->type_name("SEED");
   shape->needs(random);
   random->needs(shape)->excludes(query);
-  auto* const dtype =
-      AddChoice<v1::DataType>(call, "--dtype", "Type of the random values (float32)",
-                              {{"float32", v1::DATA_TYPE_FLOAT32},
-                               {"float64", v1::DATA_TYPE_FLOAT64},
-                               {"float16", v1::DATA_TYPE_FLOAT16},
-                               {"bfloat16", v1::DATA_TYPE_BFLOAT16}},
-                              [&](v1::DataType choice) { arguments.random_dtype = choice; });
+  auto* const dtype = AddDType(call, "Type of the random values (float32)",
+                               [&](v1::DataType choice) { arguments.random_dtype = choice; });
   dtype->needs(random);
   const std::tuple<const char*, const char*, std::string*> results[] = {
       {"--out", "output", &arguments.out},
@@ -193,33 +227,10 @@ void AddCallOptions(CLI::App& call, CallArguments& arguments) {
       call, "--path", "How to compute (auto: chunked)",
       {{"auto", v1::PATH_AUTO}, {"explicit", v1::PATH_EXPLICIT}, {"chunked", v1::PATH_CHUNKED}},
       [&](v1::Path path) { arguments.options.set_path(path); });
-  AddChoice<v1::Layout>(call, "--layout", "Order of the axes (bhtd: batch, heads, tokens, width)",
-                        {{"bhtd", v1::LAYOUT_BHTD}, {"bthd", v1::LAYOUT_BTHD}},
-                        [&](v1::Layout layout) { arguments.options.set_layout(layout); });
-  AddChoice<v1::Causal>(call, "--causal", "Which keys a query sees by position (none: all)",
-                        {{"none", v1::CAUSAL_NONE},
-                         {"top-left", v1::CAUSAL_TOP_LEFT},
-                         {"bottom-right", v1::CAUSAL_BOTTOM_RIGHT}},
-                        [&](v1::Causal causal) { arguments.options.set_causal(causal); });
   call.add_option("--mask", arguments.mask,
                   "Which keys a query sees (bool), or what is added to a score: a .npy file that\n"
                   "broadcasts to (batch, heads, queries, keys) (none)");
-  AddList<int64_t>(call, "--key_lengths", "How many keys of each batch are real (all)",
-                   arguments.options.mutable_key_lengths());
-  AddList<double>(call, "--alibi_slopes",
-                  "Each head's slope of attention with linear biases (none)",
-                  arguments.options.mutable_alibi_slopes());
-  AddList<double>(call, "--sinks", "Each head's logit that weighs and has no value (none)",
-                  arguments.options.mutable_sinks());
-  AddNumber<double>(call, "--softcap",
-                    "Bound of the scores, softcap * tanh(score / softcap) (0: none)",
-                    [&](double softcap) { arguments.options.set_softcap(softcap); });
-  AddNumber<int64_t>(call, "--window_left", "Keys before its own that a query sees (all)",
-                     [&](int64_t keys) { arguments.options.mutable_window()->set_left(keys); });
-  AddNumber<int64_t>(call, "--window_right", "Keys after its own that a query sees (all)",
-                     [&](int64_t keys) { arguments.options.mutable_window()->set_right(keys); });
-  AddNumber<double>(call, "--scale", "Factor of the scores (1/sqrt(width))",
-                    [&](double scale) { arguments.options.set_scale(scale); });
+  AddAttendOptions(call, arguments.options);
   AddChoice<ShardBy>(call, "--shard",
                      "What each of several servers gets a part of (auto: batch or heads where\n"
                      "there are enough, else keys)",
@@ -246,6 +257,81 @@ absl::StatusOr<std::unique_ptr<ShardedClient>> ConnectFor(const CallArguments& a
   return ShardedClient::ConnectBalanced(addresses[0], *arguments.shards, options);
 }
 
+void AddEstimateSizes(CLI::App& estimate, v1::EstimateRequest& request) {
+  auto* const queries = AddNumber<int64_t>(estimate, "--queries", "Query tokens",
+                                           [&](int64_t n) { request.set_queries(n); });
+  auto* const keys =
+      AddNumber<int64_t>(estimate, "--keys", "Key tokens", [&](int64_t n) { request.set_keys(n); });
+  auto* const tokens =
+      AddNumber<int64_t>(estimate, "--tokens", "Query and key tokens", [&](int64_t n) {
+        request.set_queries(n);
+        request.set_keys(n);
+      });
+  queries->needs(keys);
+  keys->needs(queries);
+  tokens->excludes(queries)->excludes(keys);
+  AddNumber<int64_t>(estimate, "--width", "Width of a query and a key", [&](int64_t n) {
+    request.set_width(n);
+  })->required();
+  AddNumber<int64_t>(estimate, "--value_width", "Width of a value (width)",
+                     [&](int64_t n) { request.set_value_width(n); });
+  request.set_heads(1);
+  AddNumber<int64_t>(estimate, "--heads", "Query heads (1)",
+                     [&](int64_t n) { request.set_heads(n); });
+  AddNumber<int64_t>(estimate, "--kv_heads", "Key and value heads (heads)",
+                     [&](int64_t n) { request.set_kv_heads(n); });
+  request.set_batch(1);
+  AddNumber<int64_t>(estimate, "--batch", "Batch (1)", [&](int64_t n) { request.set_batch(n); });
+  AddNumber<int64_t>(estimate, "--d_model",
+                     "Model width: a whole head, its projections included (attention alone)",
+                     [&](int64_t n) { request.set_d_model(n); });
+  estimate.callback([queries, tokens] {
+    if (queries->count() + tokens->count() == 0) {
+      throw CLI::ValidationError("estimate", "give --tokens, or --queries and --keys");
+    }
+  });
+}
+
+void AddEstimateOptions(CLI::App& estimate, EstimateArguments& arguments) {
+  AddEstimateSizes(estimate, arguments.request);
+  v1::AttendOptions& options = *arguments.request.mutable_options();
+  AddDType(estimate, "Type of the tensors (float32)",
+           [&](v1::DataType dtype) { arguments.request.set_dtype(dtype); });
+  AddAttendOptions(estimate, options);
+  auto* const mask_shape = estimate.add_option_function<std::vector<std::string>>(
+      "--mask_shape",
+      [&](const std::vector<std::string>& sizes) {
+        v1::Tensor& mask = *options.mutable_mask();
+        for (const std::string& size : sizes) {
+          mask.add_shape(ParseNumber<int64_t>("--mask_shape", size));
+        }
+        if (mask.dtype() == v1::DATA_TYPE_UNSPECIFIED) mask.set_dtype(v1::DATA_TYPE_BOOL);
+      },
+      "Shape of a mask that broadcasts to (batch, heads, queries, keys) (none)");
+  mask_shape->delimiter(',')->type_name("SIZE,...");
+  AddChoice<v1::DataType>(estimate, "--mask_dtype", "Type of the mask (bool)",
+                          {{"bool", v1::DATA_TYPE_BOOL},
+                           {"float32", v1::DATA_TYPE_FLOAT32},
+                           {"float64", v1::DATA_TYPE_FLOAT64},
+                           {"float16", v1::DATA_TYPE_FLOAT16},
+                           {"bfloat16", v1::DATA_TYPE_BFLOAT16}},
+                          [&](v1::DataType dtype) { options.mutable_mask()->set_dtype(dtype); })
+      ->needs(mask_shape);
+  estimate.add_flag_callback(
+      "--return_weights", [&] { options.set_return_weights(true); },
+      "The call returns the softmax weights");
+  estimate.add_flag_callback(
+      "--return_logsumexp", [&] { options.set_return_logsumexp(true); },
+      "The call returns the logsumexp");
+  estimate.add_flag_callback(
+      "--return_key_sums", [&] { options.set_return_key_sums(true); },
+      "The call returns the sums of each key's weights");
+  estimate.add_flag("--json", arguments.json, "Print one JSON object, in base units, and no plots");
+  estimate
+      .add_option("--svg", arguments.svg, "Where to draw the cost against the tokens, an .svg file")
+      ->type_name("FILE");
+}
+
 ExitCode Main(int argc, char** argv) {
   Global global;
   CallArguments arguments;
@@ -266,12 +352,16 @@ ExitCode Main(int argc, char** argv) {
   CLI::App* const lesson = app.add_subcommand(
       "lesson", "One attention head over five words, every array checked against LibTorch");
   CLI::App* const call = app.add_subcommand("call", "Attend on your arrays, or on random ones");
+  CLI::App* const estimate = app.add_subcommand(
+      "estimate", "FLOPs, memory and time of a call on both paths, without making it");
   CLI::App* const health = app.add_subcommand("health", "Exit 0 where the server is ready");
   CLI::App* const info = app.add_subcommand("info", "The server's version, kernel and limits");
   AddCallOptions(*call, arguments);
   bool all_claims = false;
   std::string claim;
   AddClaims(*lesson, all_claims, claim);
+  EstimateArguments estimate_arguments;
+  AddEstimateOptions(*estimate, estimate_arguments);
   health->add_option("--service", service, "A service's full name (the server as a whole)");
   try {
     app.parse(argc, argv);
@@ -293,6 +383,7 @@ ExitCode Main(int argc, char** argv) {
   if (!client.ok()) return Fail(client.status());
   if (lesson->parsed() && (all_claims || !claim.empty())) return RunLessonClaims(**client, claim);
   if (lesson->parsed()) return RunLesson(**client);
+  if (estimate->parsed()) return RunEstimate(**client, estimate_arguments);
   if (health->parsed()) return RunHealth(**client, service);
   if (info->parsed()) return RunInfo(**client);
   return kUsage;
