@@ -18,7 +18,7 @@
 namespace attendant::core {
 namespace {
 
-static_assert(MaskGradientTile::kBlock == kGradientTile);
+static_assert(MaskGradientTile::kBlock <= kGradientTile);
 
 int64_t Ranges(int64_t length) { return CeilDiv(length, kGradientTile); }
 KeyRange RangeOf(int64_t index, int64_t length) {
@@ -73,7 +73,7 @@ struct ScratchSizes {
         sums(kIsHalf<S>
                  ? SaturatingProduct({kGradientTile, SaturatingSum({p.width, p.value_width})})
                  : 0),
-        d_scores(return_d_mask ? kGradientTile * kGradientTile : 0),
+        d_scores(return_d_mask ? MaskGradientTile::kSums : 0),
         mask_sums(return_d_mask ? MaskGradientTile::kSums : 0) {}
 };
 

@@ -27,7 +27,7 @@ namespace attendant::core {
 
 // Most queries and keys of a tile. Keys, values, their gradients and a block of queries of width 64
 // are 300 KiB: they stay in L2.
-inline constexpr int64_t kGradientTile = 192;
+inline constexpr int64_t kGradientTile = 384;
 
 // A tile: some queries of one head, and some of its keys. Stored as S.
 template <typename S, typename T = Wide<S>>
