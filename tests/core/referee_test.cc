@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -27,7 +30,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-using ::testing::UnorderedElementsAre;
+using ::testing::UnorderedElementsAreArray;
 
 CheckReport Run(const CheckProblem& problem, const CheckInputs& inputs) {
   static Scheduler* const scheduler = new Scheduler(2);
@@ -113,7 +116,7 @@ struct Planted {
 
 // Every single mistake, then every pair, is found under its own name; besides, only what makes
 // exactly the same numbers.
-void ExpectEachFound(const Planted& planted, int64_t* singles_found, int64_t* pairs_found) {
+void ExpectEachFound(const Planted& planted, std::set<std::string>* named_alone) {
   SCOPED_TRACE(planted.name);
   std::vector<std::string> singles;
   std::vector<std::string> pairs;
@@ -134,8 +137,7 @@ void ExpectEachFound(const Planted& planted, int64_t* singles_found, int64_t* pa
     }
     return same;
   };
-  const auto expect_found = [&](const std::string& code, const std::vector<double>& output,
-                                int64_t* found) {
+  const auto expect_found = [&](const std::string& code, const std::vector<double>& output) {
     SCOPED_TRACE(code);
     const CheckReport report = planted.check(planted.plant(BugsOf(code)));
     if (SameNumbers(output, honest)) {
@@ -147,11 +149,10 @@ void ExpectEachFound(const Planted& planted, int64_t* singles_found, int64_t* pa
     std::vector<std::string> expected = same_as(output, singles, of_singles);
     if (expected.empty()) expected = same_as(output, pairs, of_pairs);
     EXPECT_EQ(CodesOf(report), expected);
-    if (expected.size() == 1 && expected[0] == code) ++*found;
+    if (expected == std::vector<std::string>{code}) named_alone->insert(code);
   };
-  for (size_t i = 0; i < singles.size(); ++i)
-    expect_found(singles[i], of_singles[i], singles_found);
-  for (size_t i = 0; i < pairs.size(); ++i) expect_found(pairs[i], of_pairs[i], pairs_found);
+  for (size_t i = 0; i < singles.size(); ++i) expect_found(singles[i], of_singles[i]);
+  for (size_t i = 0; i < pairs.size(); ++i) expect_found(pairs[i], of_pairs[i]);
 }
 
 Planted PlantedAttention(const std::string& name, const Sizes& sizes, const AttendOptions& options,
@@ -255,13 +256,384 @@ TEST(RefereeTest, EachPlantedMistakeAndEachPairIsNamed) {
       PlantedHead("heads", RandomHead(2, 5, 6, 3, 4, 2, Options(Causal::kTopLeft), 9)),
       PlantedHead("wide heads", RandomHead(2, 4, 5, 2, 3, 4, {}, 10)),
   };
-  int64_t singles = 0;
-  int64_t pairs = 0;
-  for (const Planted& planted : all) ExpectEachFound(planted, &singles, &pairs);
-  // The rest change nothing there, or the same as others do.
-  std::printf("%lld single mistakes and %lld pairs were named and nothing else\n",
-              static_cast<long long>(singles), static_cast<long long>(pairs));
-  EXPECT_GT(singles, 0);
+  std::set<std::string> named_alone;
+  for (const Planted& planted : all) ExpectEachFound(planted, &named_alone);
+  for (int i = 0; i < static_cast<int>(Mistake::kCount); ++i) {
+    const std::string code = CodeOf(MistakeSet({static_cast<Mistake>(i)}));
+    // Its scores have to overflow: the next test's do.
+    if (code == "no_max_subtraction") continue;
+    EXPECT_TRUE(named_alone.count(code) > 0) << code << " was nowhere the only one";
+  }
+  // Of the pairs that some of these problems allow and that differ from each single mistake there.
+  EXPECT_GT(named_alone.size(), 480u);
+}
+
+// Rows whose scores are beyond what exp holds are NaN, the others right.
+TEST(RefereeTest, OverflowOfExpIsNamed) {
+  const Sizes sizes{.queries = 6, .keys = 6, .width = 4, .value_width = 3};
+  for (const double largest : {800.0, 100.0}) {
+    SCOPED_TRACE(largest);
+    const bool is_double = largest > 709;
+    const Problem p = is_double ? ProblemOf<double>(sizes, {}) : ProblemOf<float>(sizes, {});
+    std::mt19937 rng(5);
+    MistakenInputs in;
+    in.query = RandomVector<double>(24, rng);
+    in.key = RandomVector<double>(24, rng);
+    in.value = RandomVector<double>(18, rng);
+    // Query 2 meets key 2 with a score of `largest`, query 4 everything with less than exp holds.
+    for (int d = 0; d < 4; ++d) {
+      in.query[static_cast<size_t>(8 + d)] = d == 0 ? largest : 0;
+      in.key[static_cast<size_t>(8 + d)] = d == 0 ? 2 : 0;
+    }
+    const auto stored = [&]<typename T>(T) {
+      Inputs<T> inputs;
+      inputs.query.assign(in.query.begin(), in.query.end());
+      inputs.key.assign(in.key.begin(), in.key.end());
+      inputs.value.assign(in.value.begin(), in.value.end());
+      std::vector<double> numbers = MistakenAttention(p, MistakenInputsOf(p, inputs), 4, {}).output;
+      for (size_t d = 6; d < 9; ++d) numbers[d] = std::nan("");
+      const std::vector<T> output(numbers.begin(), numbers.end());
+      return CheckOutput(p, inputs, output);
+    };
+    const CheckReport report = is_double ? stored(double{}) : stored(float{});
+    EXPECT_EQ(report.verdict, Verdict::kMismatch);
+    EXPECT_EQ(report.max_abs_difference, std::numeric_limits<double>::infinity());
+    EXPECT_EQ(report.max_ulp_difference, std::numeric_limits<int64_t>::max());
+    EXPECT_THAT(report.worst_index, ElementsAre(0, 0, 2, 0));
+    EXPECT_THAT(CodesOf(report), ElementsAre("no_max_subtraction"));
+  }
+}
+
+// Computed by ourselves, on either path.
+template <typename S>
+void ExpectNoFalseFinding(int64_t problems, uint32_t seed) {
+  Scheduler scheduler(2);
+  for (int64_t n = 0; n < problems && !testing::Test::HasFailure(); ++n, ++seed) {
+    TensorSpec mask;
+    const Problem p = RandomProblems(seed).Next<S>(mask);
+    SCOPED_TRACE(absl::StrCat(Describe(p), " seed ", seed));
+    Inputs<S> inputs = RandomInputs<S>(p, seed);
+    inputs.mask = RandomMask(mask, seed);
+    Problem on_path = p;
+    on_path.path = kBothPaths[n % 2];
+    const std::vector<S> output = Compute(on_path, inputs, scheduler).output;
+    const CheckReport report = CheckOutput(p, inputs, output);
+    EXPECT_EQ(report.verdict, Verdict::kMatch)
+        << report.max_abs_difference << " of " << report.tolerance;
+    EXPECT_THAT(CodesOf(report), IsEmpty());
+    EXPECT_LE(report.max_abs_difference, report.tolerance);
+    EXPECT_THAT(report.worst_index, SizeIs(output.empty() ? 0 : 4));
+  }
+}
+
+TEST(RefereeTest, NoFalseFindingInAThousandHonestProblems) {
+  const int64_t problems = std::max<int64_t>(TheFlags().problems * 5 / 12, 1);  // of each type
+  ExpectNoFalseFinding<float>(problems, TheFlags().seed);
+  ExpectNoFalseFinding<double>(problems, TheFlags().seed + 1'000'000);
+  ExpectNoFalseFinding<Float16>(problems, TheFlags().seed + 2'000'000);
+  ExpectNoFalseFinding<BFloat16>(problems, TheFlags().seed + 3'000'000);
+}
+
+const Sizes kPlain{
+    .batch = 2, .heads = 2, .kv_heads = 2, .queries = 12, .keys = 12, .width = 8, .value_width = 8};
+
+// What arithmetic for numbers of S makes of inputs of T.
+template <typename S, typename T>
+std::vector<S> ComputedAs(const Problem& p, const Inputs<T>& inputs) {
+  Scheduler scheduler(2);
+  Problem narrow = p;
+  narrow.dtype = DTypeOf<S>();
+  const auto cast = [](const std::vector<T>& numbers) {
+    const std::vector<double> wide = ToDouble(numbers);
+    return Stored<S>(std::vector<Wide<S>>(wide.begin(), wide.end()));
+  };
+  return Compute<S>(narrow, {cast(inputs.query), cast(inputs.key), cast(inputs.value)}, scheduler)
+      .output;
+}
+
+TEST(RefereeTest, NarrowerArithmeticIsRoundingOnly) {
+  const Problem p = ProblemOf<double>(kPlain, Options(Causal::kTopLeft));
+  const Inputs<double> inputs = RandomInputs<double>(p, 3);
+  const auto expect = [&](const CheckReport& report, const std::string& code) {
+    SCOPED_TRACE(code);
+    EXPECT_EQ(report.verdict, Verdict::kRoundingOnly);
+    EXPECT_THAT(CodesOf(report), ElementsAre(code));
+    EXPECT_LE(report.max_abs_difference, report.tolerance);
+    ASSERT_THAT(report.findings, SizeIs(1));
+    EXPECT_LE(report.findings[0].residual, report.tolerance);
+    EXPECT_THAT(report.findings[0].message, HasSubstr("float64"));
+  };
+  // As they are stored, and as somebody widened them again.
+  const auto single = ComputedAs<float>(p, inputs);
+  const auto half = ComputedAs<Float16>(p, inputs);
+  const auto brain = ComputedAs<BFloat16>(p, inputs);
+  expect(CheckOutput(p, inputs, single), "float32_arithmetic");
+  expect(CheckOutput(p, inputs, ToDouble(single)), "float32_arithmetic");
+  expect(CheckOutput(p, inputs, half), "float16_arithmetic");
+  expect(CheckOutput(p, inputs, ToDouble(half)), "float16_arithmetic");
+  expect(CheckOutput(p, inputs, brain), "bfloat16_arithmetic");
+  expect(CheckOutput(p, inputs, ToDouble(brain)), "bfloat16_arithmetic");
+}
+
+// A last step in double leaves numbers that float does not hold: they are as far away as float's.
+TEST(RefereeTest, FloatInsideDoubleIsRoundingOnly) {
+  const Problem p = ProblemOf<double>(kPlain, {});
+  const Inputs<double> inputs = RandomInputs<double>(p, 4);
+  std::vector<double> output = ToDouble(ComputedAs<float>(p, inputs));
+  for (double& x : output) x *= 1 + 1e-12;
+  const CheckReport report = CheckOutput(p, inputs, output);
+  EXPECT_EQ(report.verdict, Verdict::kRoundingOnly);
+  EXPECT_THAT(CodesOf(report), ElementsAre("float32_arithmetic"));
+  // Far nearer than float32, and further than float64: rounding of some kind, not named.
+  std::vector<double> near = MistakenAttention(p, MistakenInputsOf(p, inputs), 16, {}).output;
+  for (double& x : near) x *= 1 + 1e-11;
+  const CheckReport unnamed = CheckOutput(p, inputs, near);
+  EXPECT_EQ(unnamed.verdict, Verdict::kRoundingOnly);
+  EXPECT_THAT(CodesOf(unnamed), IsEmpty());
+}
+
+// Every step in bfloat16, as a library without float32 sums does it.
+TEST(RefereeTest, RoundingEachStepIsRoundingOnly) {
+  AttendOptions options;
+  options.scale = 1.5;  // of larger scores the rounding shows
+  const Problem p = ProblemOf<BFloat16>(kPlain, options);
+  const Inputs<BFloat16> inputs = RandomInputs<BFloat16>(p, 5);
+  const auto round = [](double x) { return Rounded(DType::kBFloat16, x); };
+  const MistakenInputs in = MistakenInputsOf(p, inputs);
+  std::vector<double> output(inputs.query.size());
+  for (int64_t head = 0; head < 4; ++head) {
+    for (int64_t i = 0; i < 12; ++i) {
+      double weights[12];
+      double sum = 0;
+      for (int64_t j = 0; j < 12; ++j) {
+        double dot = 0;
+        for (int64_t d = 0; d < 8; ++d) {
+          dot += in.query[(head * 12 + i) * 8 + d] * in.key[(head * 12 + j) * 8 + d];
+        }
+        weights[j] = round(std::exp(round(round(dot) * p.scale)));
+        sum += weights[j];
+      }
+      for (int64_t d = 0; d < 8; ++d) {
+        double mean = 0;
+        for (int64_t j = 0; j < 12; ++j) {
+          mean += round(weights[j] / round(sum)) * in.value[(head * 12 + j) * 8 + d];
+        }
+        output[(head * 12 + i) * 8 + d] = mean;
+      }
+    }
+  }
+  const CheckReport report =
+      CheckOutput(p, inputs, Stored<BFloat16>({output.begin(), output.end()}));
+  EXPECT_EQ(report.verdict, Verdict::kRoundingOnly);
+  EXPECT_THAT(CodesOf(report), ElementsAre("bfloat16_arithmetic"));
+  EXPECT_THAT(report.findings.at(0).message, HasSubstr("each step was rounded"));
+}
+
+template <typename S>
+void ExpectNamedWhenStored() {
+  Problem p = ProblemOf<S>(kSelf, Options(Causal::kTopLeft));
+  const Inputs<S> inputs = RandomInputs<S>(p, 6);
+  const CheckProblem problem = MakeCheckProblem(p);
+  for (const Mistake mistake : MistakesIn(problem)) {
+    const std::string code = CodeOf(MistakeSet({mistake}));
+    SCOPED_TRACE(absl::StrCat(NameOf(p.dtype), " ", code));
+    const MistakenInputs in = MistakenInputsOf(p, inputs);
+    const std::vector<double> honest = MistakenAttention(p, in, problem.d_model, {}).output;
+    const std::vector<double> output = MistakenAttention(p, in, problem.d_model, {code}).output;
+    const CheckReport report = CheckOutput(p, inputs, Stored<S>({output.begin(), output.end()}));
+    if (SameNumbers(honest, output)) {
+      EXPECT_EQ(report.verdict, Verdict::kMatch);
+      continue;
+    }
+    EXPECT_EQ(report.verdict, Verdict::kMismatch);
+    EXPECT_THAT(CodesOf(report), testing::Contains(code));
+    EXPECT_LE(report.findings.size(), 2u) << absl::StrJoin(CodesOf(report), " ");
+  }
+}
+
+TEST(RefereeTest, MistakesAreNamedInEveryType) {
+  ExpectNamedWhenStored<float>();
+  ExpectNamedWhenStored<Float16>();
+  ExpectNamedWhenStored<BFloat16>();
+}
+
+// Float numbers of a mistake, sent as doubles to a question in double.
+TEST(RefereeTest, AMistakeInNarrowerArithmeticIsNamed) {
+  const Problem p = ProblemOf<double>(kPlain, {});
+  const Inputs<double> inputs = RandomInputs<double>(p, 7);
+  Problem unscaled = p;
+  unscaled.scale = 1;
+  const CheckReport report = CheckOutput(p, inputs, ToDouble(ComputedAs<float>(unscaled, inputs)));
+  EXPECT_EQ(report.verdict, Verdict::kMismatch);
+  EXPECT_THAT(CodesOf(report), ElementsAre("scale_missing"));
+}
+
+// What each of these codes would have made is the same: nobody can tell them apart.
+void ExpectCoincide(const Problem& p, const Inputs<double>& inputs,
+                    const std::vector<std::string>& codes) {
+  const MistakenInputs in = MistakenInputsOf(p, inputs);
+  for (const std::string& code : codes) {
+    SCOPED_TRACE(code);
+    const int64_t d_model = p.heads * p.width;
+    const CheckReport report =
+        CheckOutput(p, inputs, MistakenAttention(p, in, d_model, {code}).output);
+    EXPECT_EQ(report.verdict, Verdict::kMismatch);
+    EXPECT_THAT(CodesOf(report), UnorderedElementsAreArray(codes));
+  }
+}
+
+TEST(RefereeTest, MistakesThatCoincideAreAllReported) {
+  // One token that misses its own key, or sees those after it alone, sees nothing.
+  const Problem one = ProblemOf<double>({.width = 4, .value_width = 2}, Options(Causal::kTopLeft));
+  ExpectCoincide(one, RandomInputs<double>(one, 8), {"causal_edge_one_early", "causal_inverted"});
+  // Where d_model = D^2, twice the scale is that of d_model.
+  const Problem square =
+      ProblemOf<double>({.heads = 3, .kv_heads = 3, .queries = 4, .keys = 4, .width = 3}, {});
+  ExpectCoincide(square, RandomInputs<double>(square, 9), {"scale_by_d_model", "scale_twice"});
+  // Symmetric scores whose diagonal is constant and their maximum: rows are columns, and all
+  // maxima are equal.
+  const Problem p = ProblemOf<double>({.queries = 4, .keys = 4, .width = 4, .value_width = 2}, {});
+  Inputs<double> symmetric = RandomInputs<double>(p, 10);
+  for (size_t row = 0; row < 16; row += 4) {
+    double squares = 0;
+    for (size_t d = row; d < row + 4; ++d) squares += symmetric.query[d] * symmetric.query[d];
+    for (size_t d = row; d < row + 4; ++d) symmetric.query[d] *= 2 / std::sqrt(squares);
+  }
+  symmetric.key = symmetric.query;
+  ExpectCoincide(p, symmetric, {"softmax_over_queries", "keepdims_lost", "keepdims_lost_in_sum"});
+}
+
+TEST(RefereeTest, OneTokenOfOneHeadMatchesWhateverTheScale) {
+  const Problem p = ProblemOf<double>({.width = 4, .value_width = 2}, {});
+  const Inputs<double> inputs = RandomInputs<double>(p, 11);
+  EXPECT_EQ(CheckOutput(p, inputs, inputs.value).verdict, Verdict::kMatch);
+}
+
+TEST(RefereeTest, AnUnknownMistakeIsNotGuessed) {
+  const Problem p = ProblemOf<double>(kPlain, Options(Causal::kTopLeft));
+  const Inputs<double> inputs = RandomInputs<double>(p, 12);
+  std::vector<double> output =
+      MistakenAttention(p, MistakenInputsOf(p, inputs), 16, {"scale_missing"}).output;
+  // One number that no known mistake explains, among all others that one does.
+  output[77] += 1e-3;
+  const CheckReport report = CheckOutput(p, inputs, output);
+  EXPECT_EQ(report.verdict, Verdict::kMismatch);
+  EXPECT_THAT(CodesOf(report), IsEmpty());
+  EXPECT_EQ(report.first_departure, "");
+}
+
+// NaN beside NaN and an infinity beside itself are equal; sizes of differences are in the
+// candidate's own units.
+TEST(RefereeTest, DifferencesAreMeasured) {
+  const Problem p = ProblemOf<float>({.queries = 2, .keys = 1, .width = 1, .value_width = 2}, {});
+  Inputs<float> inputs = RandomInputs<float>(p, 13);
+  inputs.value = {1, std::numeric_limits<float>::infinity()};
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(CheckOutput(p, inputs, std::vector<float>{1, kInf, 1, kInf}).verdict, Verdict::kMatch);
+  const CheckReport report = CheckOutput(p, inputs, std::vector<float>{1, kInf, 1.5f, kInf});
+  EXPECT_EQ(report.max_abs_difference, 0.5);
+  EXPECT_EQ(report.max_ulp_difference, 1 << 22);
+  EXPECT_THAT(report.worst_index, ElementsAre(0, 0, 1, 0));
+  EXPECT_EQ(CheckOutput(p, inputs, std::vector<float>{1, kInf, 1, -kInf}).max_abs_difference, kInf);
+  inputs.query = {1, std::nanf("")};
+  EXPECT_EQ(
+      CheckOutput(p, inputs, std::vector<float>{1, kInf, std::nanf(""), std::nanf("")}).verdict,
+      Verdict::kMatch);
+}
+
+// Masks of -1e9 are numbers: they do not make every answer right.
+TEST(RefereeTest, FarMaskNumbersDoNotWidenTheTolerance) {
+  AttendOptions options;
+  options.mask = TensorSpec{DType::kFloat32, {12, 12}};
+  const Problem p = ProblemOf<float>(kPlain, options);
+  Inputs<float> inputs = RandomInputs<float>(p, 14);
+  std::vector<double> numbers(144);
+  for (int64_t i = 0; i < 12; ++i) {
+    for (int64_t j = i + 1; j < 12; ++j) numbers[static_cast<size_t>(i * 12 + j)] = -1e9;
+  }
+  inputs.mask = MaskOf(DType::kFloat32, numbers);
+  Scheduler scheduler(2);
+  const CheckReport match = CheckOutput(p, inputs, Compute(p, inputs, scheduler).output);
+  EXPECT_EQ(match.verdict, Verdict::kMatch);
+  EXPECT_LT(match.tolerance, 1e-4);
+  const std::vector<double> ignored =
+      MistakenAttention(p, MistakenInputsOf(p, inputs), 16, {"mask_ignored"}).output;
+  EXPECT_THAT(CodesOf(CheckOutput(p, inputs, std::vector<float>(ignored.begin(), ignored.end()))),
+              ElementsAre("mask_ignored"));
+}
+
+TEST(RefereeTest, AHeadsIntermediatesSayWhereItDeparts) {
+  const HeadArrays head = RandomHead(2, 5, 6, 3, 4, 2, Options(Causal::kTopLeft), 15);
+  const auto plant = [&](const Bugs& bugs) {
+    return MistakenHeadOf(InBthd(head), head.arrays, bugs);
+  };
+  EXPECT_EQ(CheckHead(head, plant({}), kAllParts).verdict, Verdict::kMatch);
+  const std::pair<const char*, const char*> mistakes[] = {
+      {"heads_split_without_transpose", "query"},
+      {"w_k_is_w_q", "key"},
+      {"scale_by_d_model", "logits"},
+      {"softmax_over_queries", "weights"},
+      {"causal_ignored", "weights"},
+      {"heads_merged_without_transpose", "output"},
+      {"w_o_missing", "output"}};
+  for (const auto& [code, departure] : mistakes) {
+    SCOPED_TRACE(code);
+    const CheckReport report = CheckHead(head, plant({code}), kAllParts);
+    EXPECT_EQ(report.verdict, Verdict::kMismatch);
+    EXPECT_EQ(report.first_departure, departure);
+    EXPECT_THAT(CodesOf(report), ElementsAre(code));
+  }
+  const CheckReport pair = CheckHead(head, plant({"scale_by_d_model", "w_o_missing"}), kAllParts);
+  EXPECT_EQ(pair.first_departure, "logits");
+  EXPECT_THAT(CodesOf(pair), ElementsAre("scale_by_d_model+w_o_missing"));
+}
+
+// Where something unknown follows, what departs first is still explained.
+TEST(RefereeTest, TheFirstDepartureIsExplainedThoughTheRestIsNot) {
+  const HeadArrays head = RandomHead(1, 5, 6, 3, 4, 2, {}, 16);
+  MistakenResult result = MistakenHeadOf(InBthd(head), head.arrays, {"scale_twice"});
+  for (double& x : result.output) x = -x;
+  const CheckReport report = CheckHead(head, result, kAllParts);
+  EXPECT_EQ(report.first_departure, "logits");
+  EXPECT_THAT(CodesOf(report), ElementsAre("scale_twice"));
+  // And nothing where that is unknown too.
+  for (double& x : result.logits) x += 1;
+  const CheckReport unknown = CheckHead(head, result, kAllParts);
+  EXPECT_EQ(unknown.first_departure, "logits");
+  EXPECT_THAT(CodesOf(unknown), IsEmpty());
+}
+
+TEST(RefereeTest, FindingsNameTheFieldsOfTheRequest) {
+  const MistakeSet pair({Mistake::kScaleByModelWidth, Mistake::kWoMissing});
+  EXPECT_EQ(CodeOf(pair), "scale_by_d_model+w_o_missing");
+  EXPECT_EQ(FieldOf(pair, /*head=*/true), "head.options.scale, head.w_o");
+  EXPECT_EQ(FieldOf(MistakeSet({Mistake::kScaleByModelWidth}), /*head=*/false), "options.scale");
+  EXPECT_THAT(MessageOf(pair), HasSubstr("two mistakes at once: the scores were divided by sqrt"));
+  EXPECT_THAT(MessageOf(pair), HasSubstr("; and: the output is the heads' contexts"));
+}
+
+TEST(CheckClaimsTest, NamesWhatIsWrong) {
+  CheckProblem problem =
+      MakeCheckProblem(ProblemOf<float>(kCross, Options(Causal::kNone, Layout::kBthd)));
+  const auto error_of = [&](const std::vector<Claim>& claims) {
+    return std::string(CheckClaims(claims, problem).message());
+  };
+  EXPECT_EQ(error_of({{Part::kOutput, {DType::kFloat32, {2, 4, 2, 3}}}}), "");
+  EXPECT_EQ(error_of({{Part::kOutput, {DType::kFloat16, {2, 2, 4, 3}}}}),
+            "candidate.shape[1]: is 2, must be 4 (the query's tokens)");
+  EXPECT_EQ(error_of({{Part::kOutput, {DType::kFloat32, {2, 4, 2, 8}}}}),
+            "candidate.shape[3]: is 8, must be 3 (the value's width)");
+  EXPECT_THAT(error_of({{Part::kOutput, {DType::kBool, {2, 4, 2, 3}}}}),
+              HasSubstr("candidate.dtype: is BOOL"));
+  EXPECT_THAT(error_of({{Part::kOutput, {DType::kFloat32, {2, 4, 3}}}}),
+              HasSubstr("candidate.shape: has 3 dimensions (2, 4, 3), must have 4"));
+  problem = MakeCheckProblem(RandomHead(1, 5, 6, 3, 4, 2, {}, 1).head);
+  EXPECT_EQ(error_of({{Part::kLogits, {DType::kFloat32, {1, 2, 5, 5}}}}),
+            "head_candidate.logits.shape[1]: is 2, must be 3 (heads)");
+  EXPECT_EQ(error_of({{Part::kOutput, {DType::kFloat32, {1, 5, 5}}}}),
+            "head_candidate.output.shape[2]: is 5, must be 6 (the width of x)");
+  EXPECT_THAT(error_of({}), HasSubstr("head_candidate: is empty, must have the output, or any"));
+  EXPECT_EQ(FieldOf(CheckClaims({}, problem)), "head_candidate");
 }
 
 }  // namespace
