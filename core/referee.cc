@@ -920,7 +920,7 @@ void Referee::Report(Verdict verdict, size_t index, size_t level) {
       element /= of.spec.shape[axis];
     }
   }
-  if (problem_.head && verdict == Verdict::kMismatch) {
+  if (problem_.head && verdict != Verdict::kMatch) {
     report_->first_departure = std::string(NameOf(of.part));
   }
 }

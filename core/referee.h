@@ -43,7 +43,7 @@ struct CheckReport {
   double tolerance = 0;
   std::vector<Finding> findings;
   std::vector<int64_t> worst_index;  // in the candidate's axes; empty where it has no elements
-  std::string first_departure;       // of a head, such as "logits"
+  std::string first_departure;       // of a head, such as "logits"; empty where all match
 };
 
 // Numbers of the caller's.

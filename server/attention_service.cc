@@ -12,7 +12,9 @@
 #include "core/explicit_path.h"
 #include "core/head.h"
 #include "core/merge.h"
+#include "core/referee.h"
 #include "core/version.h"
+#include "server/check_codec.h"
 #include "server/codec.h"
 #include "server/status.h"
 
@@ -278,8 +280,24 @@ grpc::ServerUnaryReactor* AttentionService::Backward(grpc::CallbackServerContext
 }
 
 grpc::ServerUnaryReactor* AttentionService::Check(grpc::CallbackServerContext* context,
-                                                  const v1::CheckRequest*, v1::CheckResponse*) {
-  return Unserved(context, "Check");
+                                                  const v1::CheckRequest* request,
+                                                  v1::CheckResponse* response) {
+  return Run(context, Method::kCheck, [&](core::Workspace& workspace) -> absl::StatusOr<Work> {
+    const auto call = CheckCallOf(*request);
+    if (!call.ok()) return call.status();
+    const core::Resources resources{&workspace, scheduler_.threads(), limits_.kernel};
+    const auto report = std::make_shared<core::CheckReport>();
+    auto stages = core::CheckStages(call->problem, call->inputs, resources, report.get());
+    if (!stages.ok()) return stages.status();
+    stages->push_back({"response", 1, [report, response](const core::TileContext&) {
+                         FillResponse(*report, response);
+                         return absl::OkStatus();
+                       }});
+    Work work;
+    work.stages = *std::move(stages);
+    work.flops = call->flops;
+    return work;
+  });
 }
 
 grpc::ServerUnaryReactor* AttentionService::Estimate(grpc::CallbackServerContext* context,

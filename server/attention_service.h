@@ -61,6 +61,9 @@ class AttentionService final : public v1::Attention::CallbackService {
   grpc::ServerUnaryReactor* Merge(grpc::CallbackServerContext* context,
                                   const v1::MergeRequest* request,
                                   v1::MergeResponse* response) override;
+  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
+                                  const v1::CheckRequest* request,
+                                  v1::CheckResponse* response) override;
   grpc::ServerUnaryReactor* Info(grpc::CallbackServerContext* context,
                                  const v1::InfoRequest* request,
                                  v1::InfoResponse* response) override;
@@ -71,9 +74,6 @@ class AttentionService final : public v1::Attention::CallbackService {
   grpc::ServerUnaryReactor* Backward(grpc::CallbackServerContext* context,
                                      const v1::BackwardRequest* request,
                                      v1::BackwardResponse* response) override;
-  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
-                                  const v1::CheckRequest* request,
-                                  v1::CheckResponse* response) override;
   grpc::ServerUnaryReactor* Estimate(grpc::CallbackServerContext* context,
                                      const v1::EstimateRequest* request,
                                      v1::EstimateResponse* response) override;

@@ -21,7 +21,7 @@
 namespace attendant::server {
 namespace {
 
-constexpr std::array kMethodNames = {"Attend", "Head", "Merge", "Info"};
+constexpr std::array kMethodNames = {"Attend", "Head", "Merge", "Check", "Info"};
 constexpr std::array kPathNames = {"explicit", "chunked", "none"};
 constexpr std::array kCancelStageNames = {"queue", "compute"};
 constexpr std::array kShedReasonNames = {"draining", "memory"};

@@ -17,7 +17,7 @@
 namespace attendant::server {
 
 // The rpcs that are served.
-enum class Method { kAttend, kHead, kMerge, kInfo };
+enum class Method { kAttend, kHead, kMerge, kCheck, kInfo };
 
 // Path as a label: kNone before one is known.
 enum class PathLabel { kExplicit, kChunked, kNone };

@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/call.h"
+#include "client/cli/check.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/lesson.h"
 #include "client/cpp/client.h"
@@ -125,6 +126,36 @@ void AddList(CLI::App& app, const std::string& flag, const std::string& help,
       ->type_name(std::is_integral_v<Number> ? "N,..." : "X,...");
 }
 
+// What attention means: every option but how it is computed. mask: the path of a file.
+void AddAttentionOptions(CLI::App& app, v1::AttendOptions& options, std::string& mask) {
+  AddChoice<v1::Layout>(app, "--layout", "Order of the axes (bhtd: batch, heads, tokens, width)",
+                        {{"bhtd", v1::LAYOUT_BHTD}, {"bthd", v1::LAYOUT_BTHD}},
+                        [&](v1::Layout layout) { options.set_layout(layout); });
+  AddChoice<v1::Causal>(app, "--causal", "Which keys a query sees by position (none: all)",
+                        {{"none", v1::CAUSAL_NONE},
+                         {"top-left", v1::CAUSAL_TOP_LEFT},
+                         {"bottom-right", v1::CAUSAL_BOTTOM_RIGHT}},
+                        [&](v1::Causal causal) { options.set_causal(causal); });
+  app.add_option("--mask", mask,
+                 "Which keys a query sees (bool), or what is added to a score: a .npy file that\n"
+                 "broadcasts to (batch, heads, queries, keys) (none)");
+  AddList<int64_t>(app, "--key_lengths", "How many keys of each batch are real (all)",
+                   options.mutable_key_lengths());
+  AddList<double>(app, "--alibi_slopes", "Each head's slope of attention with linear biases (none)",
+                  options.mutable_alibi_slopes());
+  AddList<double>(app, "--sinks", "Each head's logit that weighs and has no value (none)",
+                  options.mutable_sinks());
+  AddNumber<double>(app, "--softcap",
+                    "Bound of the scores, softcap * tanh(score / softcap) (0: none)",
+                    [&](double softcap) { options.set_softcap(softcap); });
+  AddNumber<int64_t>(app, "--window_left", "Keys before its own that a query sees (all)",
+                     [&](int64_t keys) { options.mutable_window()->set_left(keys); });
+  AddNumber<int64_t>(app, "--window_right", "Keys after its own that a query sees (all)",
+                     [&](int64_t keys) { options.mutable_window()->set_right(keys); });
+  AddNumber<double>(app, "--scale", "Factor of the scores (1/sqrt(width))",
+                    [&](double scale) { options.set_scale(scale); });
+}
+
 void AddCallOptions(CLI::App& call, CallArguments& arguments) {
   auto* const query = call.add_option("--query", arguments.query, "Query array, a .npy file");
   auto* const key = call.add_option("--key", arguments.key, "Key array, a .npy file");
@@ -172,33 +203,7 @@ void AddCallOptions(CLI::App& call, CallArguments& arguments) {
       call, "--path", "How to compute (auto: chunked)",
       {{"auto", v1::PATH_AUTO}, {"explicit", v1::PATH_EXPLICIT}, {"chunked", v1::PATH_CHUNKED}},
       [&](v1::Path path) { arguments.options.set_path(path); });
-  AddChoice<v1::Layout>(call, "--layout", "Order of the axes (bhtd: batch, heads, tokens, width)",
-                        {{"bhtd", v1::LAYOUT_BHTD}, {"bthd", v1::LAYOUT_BTHD}},
-                        [&](v1::Layout layout) { arguments.options.set_layout(layout); });
-  AddChoice<v1::Causal>(call, "--causal", "Which keys a query sees by position (none: all)",
-                        {{"none", v1::CAUSAL_NONE},
-                         {"top-left", v1::CAUSAL_TOP_LEFT},
-                         {"bottom-right", v1::CAUSAL_BOTTOM_RIGHT}},
-                        [&](v1::Causal causal) { arguments.options.set_causal(causal); });
-  call.add_option("--mask", arguments.mask,
-                  "Which keys a query sees (bool), or what is added to a score: a .npy file that\n"
-                  "broadcasts to (batch, heads, queries, keys) (none)");
-  AddList<int64_t>(call, "--key_lengths", "How many keys of each batch are real (all)",
-                   arguments.options.mutable_key_lengths());
-  AddList<double>(call, "--alibi_slopes",
-                  "Each head's slope of attention with linear biases (none)",
-                  arguments.options.mutable_alibi_slopes());
-  AddList<double>(call, "--sinks", "Each head's logit that weighs and has no value (none)",
-                  arguments.options.mutable_sinks());
-  AddNumber<double>(call, "--softcap",
-                    "Bound of the scores, softcap * tanh(score / softcap) (0: none)",
-                    [&](double softcap) { arguments.options.set_softcap(softcap); });
-  AddNumber<int64_t>(call, "--window_left", "Keys before its own that a query sees (all)",
-                     [&](int64_t keys) { arguments.options.mutable_window()->set_left(keys); });
-  AddNumber<int64_t>(call, "--window_right", "Keys after its own that a query sees (all)",
-                     [&](int64_t keys) { arguments.options.mutable_window()->set_right(keys); });
-  AddNumber<double>(call, "--scale", "Factor of the scores (1/sqrt(width))",
-                    [&](double scale) { arguments.options.set_scale(scale); });
+  AddAttentionOptions(call, arguments.options, arguments.mask);
   call.callback([query, random] {
     if (query->count() + random->count() == 0) {
       throw CLI::ValidationError("call",
@@ -207,9 +212,68 @@ void AddCallOptions(CLI::App& call, CallArguments& arguments) {
   });
 }
 
+// Flags of .npy files that are given all or not at all; returns the first.
+CLI::Option* AddFiles(
+    CLI::App& app, const std::vector<std::tuple<const char*, const char*, std::string*>>& files) {
+  std::vector<CLI::Option*> options;
+  for (const auto& [flag, help, path] : files) {
+    options.push_back(app.add_option(flag, *path, help)->type_name("FILE"));
+  }
+  for (CLI::Option* const option : options) {
+    for (CLI::Option* const other : options) {
+      if (option != other) option->needs(other);
+    }
+  }
+  return options.front();
+}
+
+void AddCheckOptions(CLI::App& check, CheckArguments& arguments) {
+  auto* const query = AddFiles(check, {{"--query", "Query array, a .npy file", &arguments.query},
+                                       {"--key", "Key array, a .npy file", &arguments.key},
+                                       {"--value", "Value array, a .npy file", &arguments.value}});
+  auto* const x = AddFiles(
+      check,
+      {{"--x", "Of a head: its input, (tokens, d_model) or with a batch before it", &arguments.x},
+       {"--w_q", "Of a head: (d_model, heads * d_k)", &arguments.w_q},
+       {"--w_k", "Of a head: (d_model, heads * d_k)", &arguments.w_k},
+       {"--w_v", "Of a head: (d_model, heads * d_v)", &arguments.w_v},
+       {"--w_o", "Of a head: (heads * d_v, d_model)", &arguments.w_o}});
+  query->excludes(x);
+  AddNumber<int64_t>(check, "--heads", "Of a head: how many there are (1)",
+                     [&](int64_t heads) { arguments.heads = heads; });
+  auto* const candidate =
+      check.add_option("--candidate", arguments.candidate, "Your output, a .npy file of any type")
+          ->type_name("FILE");
+  query->needs(candidate);
+  for (const char* const name : {"query", "key", "value", "logits", "weights", "context"}) {
+    check
+        .add_option_function<std::string>(
+            absl::StrCat("--candidate_", name),
+            [&arguments, name](const std::string& path) { arguments.intermediates[name] = path; },
+            absl::StrCat("Of a head: your ", name,
+                         ", (heads, tokens, ...), with or without a "
+                         "batch"))
+        ->needs(x)
+        ->type_name("FILE");
+  }
+  check.add_flag("--json", arguments.json, "Print the answer as JSON");
+  AddAttentionOptions(check, arguments.options, arguments.mask);
+  check.callback([query, x, &arguments] {
+    if (query->count() + x->count() == 0) {
+      throw CLI::ValidationError("check",
+                                 "give --query, --key, --value and --candidate, or --x and the "
+                                 "other arrays of a head");
+    }
+    if (arguments.candidate.empty() && arguments.intermediates.empty()) {
+      throw CLI::ValidationError("check", "give --candidate, or any --candidate_... of a head");
+    }
+  });
+}
+
 ExitCode Main(int argc, char** argv) {
   Global global;
   CallArguments arguments;
+  CheckArguments check_arguments;
   std::string service;
   CLI::App app("attend: call an Attendant server.", "attend");
   app.require_subcommand(1);
@@ -226,9 +290,12 @@ ExitCode Main(int argc, char** argv) {
   CLI::App* const lesson = app.add_subcommand(
       "lesson", "One attention head over five words, every array checked against LibTorch");
   CLI::App* const call = app.add_subcommand("call", "Attend on your arrays, or on random ones");
+  CLI::App* const check = app.add_subcommand(
+      "check", "Your own attention against the server's, and the mistake that explains the rest");
   CLI::App* const health = app.add_subcommand("health", "Exit 0 where the server is ready");
   CLI::App* const info = app.add_subcommand("info", "The server's version, kernel and limits");
   AddCallOptions(*call, arguments);
+  AddCheckOptions(*check, check_arguments);
   health->add_option("--service", service, "A service's full name (the server as a whole)");
   try {
     app.parse(argc, argv);
@@ -237,6 +304,7 @@ ExitCode Main(int argc, char** argv) {
   }
   const Connector connect = [&] { return Client::Connect(global.server, global.options); };
   if (call->parsed()) return RunCall(connect, arguments);
+  if (check->parsed()) return RunCheck(connect, check_arguments);
   const auto client = connect();
   if (!client.ok()) return Fail(client.status());
   if (lesson->parsed()) return RunLesson(**client);

@@ -245,15 +245,13 @@ TEST_F(AttentionServiceTest, WhatIsNotServedYetIsUnimplemented) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
     EXPECT_THAT(status.error_message(), HasSubstr("is not served by version"));
   };
-  grpc::ClientContext contexts[4];
+  grpc::ClientContext contexts[3];
   for (grpc::ClientContext& context : contexts) SetTestDeadline(context);
   v1::BackwardResponse backward;
   expect_unimplemented(stub_->Backward(&contexts[0], {}, &backward));
-  v1::CheckResponse check;
-  expect_unimplemented(stub_->Check(&contexts[1], {}, &check));
   v1::EstimateResponse estimate;
-  expect_unimplemented(stub_->Estimate(&contexts[2], {}, &estimate));
-  expect_unimplemented(stub_->AttendStream(&contexts[3])->Finish());
+  expect_unimplemented(stub_->Estimate(&contexts[1], {}, &estimate));
+  expect_unimplemented(stub_->AttendStream(&contexts[2])->Finish());
 }
 
 TEST_F(AttentionServiceTest, PartsOfTheKeysAreMerged) {
