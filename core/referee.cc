@@ -39,7 +39,7 @@ constexpr size_t kSimulated = 3;
 // A mistake explains a difference where it leaves this part of it or less.
 constexpr double kLeft = 1.0 / 8;
 // As far away as simulated arithmetic: up to this factor in either direction.
-constexpr double kAlike = 8;
+constexpr double kAlike = 4;
 // Numbers that a narrower type holds though ours are not, and that need half of its bits or more:
 // fewer may be chance, and 0 or 0.5 show nothing.
 constexpr int64_t kTelling = 8;
@@ -925,8 +925,46 @@ void Referee::Report(Verdict verdict, size_t index, size_t level) {
   }
 }
 
+// How numbers that may come from some arithmetic are off, beside our own computation in it.
+class Likeness {
+ public:
+  void Add(double theirs, double simulated, double ours) {
+    const double off = Apart(theirs, ours);
+    theirs_.push_back(off);
+    simulated_most_ = std::max(simulated_most_, Apart(simulated, ours));
+    theirs_most_ = std::max(theirs_most_, off);
+    residual_ = std::max(residual_, Apart(theirs, simulated));
+    squares_ += off * off;
+    squares_of_simulated_ += Apart(simulated, ours) * Apart(simulated, ours);
+    squares_of_residual_ += Apart(theirs, simulated) * Apart(theirs, simulated);
+  }
+
+  double residual() const { return residual_; }
+  // As far away as the simulated numbers, and by all of them: rounding spares few.
+  bool SameSize() const {
+    const double typical =
+        std::sqrt(squares_of_simulated_ / static_cast<double>(std::max<size_t>(theirs_.size(), 1)));
+    const auto off = std::count_if(theirs_.begin(), theirs_.end(),
+                                   [&](double x) { return x >= typical / (2 * kAlike); });
+    return typical > 0 && 2 * off >= static_cast<int64_t>(theirs_.size()) &&
+           theirs_most_ <= kAlike * simulated_most_ && simulated_most_ <= kAlike * theirs_most_;
+  }
+  // Off where the simulated numbers are, too, in the same direction.
+  bool SameNumbers() const { return squares_of_residual_ <= squares_ / 4; }
+
+ private:
+  std::vector<double> theirs_;
+  double theirs_most_ = 0;
+  double simulated_most_ = 0;
+  double residual_ = 0;
+  double squares_ = 0;
+  double squares_of_simulated_ = 0;
+  double squares_of_residual_ = 0;
+};
+
 // Compares with our own computation in that arithmetic, on a few rows. declared: the numbers' type
-// shows that they were rounded; else they must be as far from the answer as the simulated ones.
+// shows that they were rounded. Else they must be as far from the answer as the simulated ones;
+// and where nothing else speaks for half precision, off in the same places.
 absl::StatusOr<bool> Referee::IsArithmetic(size_t level, bool declared, double* residual) {
   const Part part = claim(first_).part;
   if (part < Part::kContext) {
@@ -940,8 +978,7 @@ absl::StatusOr<bool> Referee::IsArithmetic(size_t level, bool declared, double* 
   const int64_t width = WidthOf(first_);
   auto simulated = workspace_.Allocate<double>(width);
   if (!simulated.ok()) return simulated.status();
-  double theirs_off = 0;
-  double simulated_off = 0;
+  Likeness likeness;
   for (size_t i = 0; i < samples_[first_].size() && i < kSimulated; ++i) {
     const int64_t row = samples_[first_][i];
     const int64_t batch = row / RowsOf(first_);
@@ -957,14 +994,16 @@ absl::StatusOr<bool> Referee::IsArithmetic(size_t level, bool declared, double* 
     const Allowed allowed = AllowedOf(kLevels[level], honest_, part,
                                       rows->score_bound() + scratch->facts[0].mask_reach);
     for (int64_t d = 0; d < width; ++d) {
-      const double apart = Apart(theirs[d], simulated->data()[d]);
-      if (!(apart <= allowed.Of(ours[d]))) return false;
-      *residual = std::max(*residual, apart);
-      theirs_off = std::max(theirs_off, Apart(theirs[d], ours[d]));
-      simulated_off = std::max(simulated_off, Apart(simulated->data()[d], ours[d]));
+      const double other = simulated->data()[d];
+      if (!(Apart(theirs[d], other) <= allowed.Of(ours[d]))) return false;
+      likeness.Add(theirs[d], other, ours[d]);
     }
   }
-  return declared || (theirs_off <= kAlike * simulated_off && simulated_off <= kAlike * theirs_off);
+  *residual = likeness.residual();
+  if (declared) return true;
+  const bool known_half = kLevels[level_[first_]].dtype == kLevels[level].dtype;
+  return likeness.SameSize() &&
+         (known_half || !IsHalf(kLevels[level].dtype) || likeness.SameNumbers());
 }
 
 void Referee::ReportArithmetic(size_t level, double residual) {

@@ -522,6 +522,29 @@ TEST(RefereeTest, AnUnknownMistakeIsNotGuessed) {
   EXPECT_EQ(report.first_departure, "");
 }
 
+// Half precision would be further away than that, but not in one place.
+TEST(RefereeTest, OneWrongNumberIsNoRounding) {
+  const Problem p = ProblemOf<double>(kPlain, {});
+  const Inputs<double> inputs = RandomInputs<double>(p, 17);
+  const std::vector<double> honest =
+      MistakenAttention(p, MistakenInputsOf(p, inputs), 16, {}).output;
+  for (const double by : {1e-2, 1e-3, 1e-4}) {
+    SCOPED_TRACE(by);
+    std::vector<double> output = honest;
+    output[100] += by;
+    CheckReport report = CheckOutput(p, inputs, output);
+    EXPECT_EQ(report.verdict, Verdict::kMismatch);
+    EXPECT_THAT(CodesOf(report), IsEmpty());
+    EXPECT_THAT(report.worst_index, ElementsAre(0, 1, 0, 4));
+    // Nor where all are off by a little of themselves.
+    output = honest;
+    for (double& x : output) x *= 1 + by;
+    report = CheckOutput(p, inputs, output);
+    EXPECT_EQ(report.verdict, Verdict::kMismatch);
+    EXPECT_THAT(CodesOf(report), IsEmpty());
+  }
+}
+
 // NaN beside NaN and an infinity beside itself are equal; sizes of differences are in the
 // candidate's own units.
 TEST(RefereeTest, DifferencesAreMeasured) {
