@@ -28,10 +28,12 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kFarthest = std::numeric_limits<int64_t>::max();
 
-// Elements that one tile widens, and rows that one tile compares: a fraction of a millisecond, and
-// a few of them where the rows have thousands of keys.
+// Elements that one tile widens: a fraction of a millisecond.
 constexpr int64_t kElementsOfTile = int64_t{1} << 16;
-constexpr int64_t kRowsOfTile = 64;
+// Rows that one tile projects or compares, and multiply-adds up to which it does: a few
+// milliseconds, or one row.
+constexpr int64_t kMostRowsOfTile = 64;
+constexpr int64_t kMostOfTile = int64_t{1} << 24;
 // Rows of a part that a mistake must reproduce before all are tried, beside the worst.
 constexpr int64_t kSamples = 7;
 // Rows that narrower arithmetic is simulated on.
@@ -248,11 +250,7 @@ class Referee : public std::enable_shared_from_this<Referee> {
         honest_(VariantOf(problem_, MistakeSet())),
         comparisons_(inputs.claims.size()),
         samples_(inputs.claims.size()),
-        level_(inputs.claims.size()) {
-    for (const Mistake mistake : MistakesIn(problem_))
-      singles_.sets.push_back(MistakeSet({mistake}));
-    pairs_.sets = PairsIn(problem_);
-  }
+        level_(inputs.claims.size()) {}
 
   absl::StatusOr<std::vector<Stage>> Stages(const Resources& resources);
 
@@ -389,13 +387,17 @@ void Referee::Measure(const double* rows, int64_t count, int64_t width, double* 
 
 absl::Status Referee::Allocate() {
   const Problem& p = attend();
-  const int64_t queries = p.batch * p.heads * p.queries;
-  const int64_t keys = p.batch * p.kv_heads * p.keys;
+  // Without a width there may be any number of heads.
+  const auto elements = [&](int64_t heads, int64_t tokens, int64_t width) {
+    return SaturatingProduct({p.batch, heads, tokens, width});
+  };
+  const int64_t queries = elements(p.heads, p.queries, p.width);
+  const int64_t keys = elements(p.kv_heads, p.keys, p.width);
+  const int64_t values = elements(p.kv_heads, p.keys, p.value_width);
   if (!problem_.head) {
-    for (const auto& [from, count, to] :
-         {std::tuple(inputs_.query, queries * p.width, &sources_.query),
-          std::tuple(inputs_.key, keys * p.width, &sources_.key),
-          std::tuple(inputs_.value, keys * p.value_width, &sources_.value)}) {
+    for (const auto& [from, count, to] : {std::tuple(inputs_.query, queries, &sources_.query),
+                                          std::tuple(inputs_.key, keys, &sources_.key),
+                                          std::tuple(inputs_.value, values, &sources_.value)}) {
       if (absl::Status status = Widened(from, p.dtype, count, to); !status.ok()) return status;
     }
   } else {
@@ -415,9 +417,10 @@ absl::Status Referee::Allocate() {
     if (!status.ok()) return status;
     Measure(x_, tokens, problem_.d_model, &norms_.x);
   }
-  Measure(sources_.query, queries, p.width, &norms_.query);
-  Measure(sources_.key, keys, p.width, &norms_.key);
-  Measure(sources_.value, keys * p.value_width, 1, &norms_.value);
+  const int64_t width = std::max<int64_t>(p.width, 1);
+  Measure(sources_.query, queries / width, width, &norms_.query);
+  Measure(sources_.key, keys / width, width, &norms_.key);
+  Measure(sources_.value, values, 1, &norms_.value);
   if (p.mask.has_value() && !p.AddsMask()) {
     sources_.mask_flags = static_cast<const uint8_t*>(inputs_.mask);
   } else if (p.AddsMask()) {
@@ -434,7 +437,7 @@ absl::Status Referee::Allocate() {
     absl::Status status = Widened(inputs_.mask, mask.dtype, count, &sources_.mask_numbers);
     if (!status.ok()) return status;
   }
-  return Room(SaturatingProduct({queries, p.value_width}), &context_);
+  return Room(elements(p.heads, p.queries, p.value_width), &context_);
 }
 
 // The attention that is right, as the paths compute it.
@@ -451,8 +454,8 @@ absl::Status Referee::Project(int64_t tile) {
   const Problem& p = attend();
   const int64_t tokens = p.batch * p.queries;
   const int64_t width = p.heads * (tile % 3 == 2 ? p.value_width : p.width);
-  const int64_t first = tile / 3 * kRowsOfTile;
-  const int64_t count = std::min(kRowsOfTile, tokens - first);
+  const int64_t first = tile / 3 * kMostRowsOfTile;
+  const int64_t count = std::min(kMostRowsOfTile, tokens - first);
   return Gemm(
       MatrixView<const double>{x_, tokens, problem_.d_model, problem_.d_model}.Rows(first, count),
       MatrixView<const double>{weights_[tile % 3], problem_.d_model, width, width}, Transpose::kNo,
@@ -530,6 +533,20 @@ absl::StatusOr<RowScratch> Referee::Scratch(size_t index, int64_t rows) {
   return scratch;
 }
 
+int64_t RowsOfTile(const CheckProblem& problem) {
+  const Problem& p = problem.attend;
+  const int64_t of_row = SaturatingProduct(
+      {p.keys, SaturatingSum({p.width, p.value_width}), problem.head ? p.heads : int64_t{1}});
+  return std::clamp<int64_t>(kMostOfTile / std::max<int64_t>(of_row, 1), 1, kMostRowsOfTile);
+}
+
+// Of a part without elements there are none, however many rows that has.
+int64_t TilesOf(const CheckProblem& problem, Part part) {
+  if (WidthOf(problem, part) == 0) return 0;
+  return SaturatingProduct(
+      {problem.attend.batch, CeilDiv(RowsOf(problem, part), RowsOfTile(problem))});
+}
+
 // Which rows of which claim a tile has.
 struct RowTile {
   size_t claim = 0;
@@ -539,23 +556,20 @@ struct RowTile {
 };
 
 RowTile RowTileOf(const CheckProblem& problem, const std::vector<Claim>& claims, int64_t tile) {
-  for (size_t index = 0;; ++index) {
-    const int64_t rows = RowsOf(problem, claims[index].part);
-    const int64_t blocks = CeilDiv(rows, kRowsOfTile);
-    const int64_t tiles = problem.attend.batch * blocks;
-    if (tile < tiles) {
-      const int64_t first = tile % blocks * kRowsOfTile;
-      return {index, tile / blocks, first, std::min(kRowsOfTile, rows - first)};
-    }
-    tile -= tiles;
+  size_t index = 0;
+  for (; tile >= TilesOf(problem, claims[index].part); ++index) {
+    tile -= TilesOf(problem, claims[index].part);
   }
+  const int64_t rows = RowsOf(problem, claims[index].part);
+  const int64_t blocks = CeilDiv(rows, RowsOfTile(problem));
+  const int64_t first = tile % blocks * RowsOfTile(problem);
+  return {index, tile / blocks, first, std::min(RowsOfTile(problem), rows - first)};
 }
 
 int64_t Referee::TilesOfRows() const {
   int64_t tiles = 0;
-  for (size_t index = 0; index < claims(); ++index) {
-    tiles = SaturatingSum(
-        {tiles, SaturatingProduct({attend().batch, CeilDiv(RowsOf(index), kRowsOfTile)})});
+  for (const Claim& one : inputs_.claims) {
+    tiles = SaturatingSum({tiles, TilesOf(problem_, one.part)});
   }
   return tiles;
 }
@@ -575,7 +589,7 @@ absl::Status Referee::OurRows(VariantRows& rows, size_t index, int64_t batch, in
     const int64_t width = p.heads * p.value_width;
     for (int64_t row = 0; row < count; ++row) {
       facts[row] = {};
-      for (int64_t head = 0; p.AddsMask() && head < p.heads; ++head) {
+      for (int64_t head = 0; p.AddsMask() && width > 0 && head < p.heads; ++head) {
         facts[row].mask_reach =
             std::max(facts[row].mask_reach, rows.MaskReach(batch, head, first + row));
       }
@@ -967,7 +981,7 @@ class Likeness {
 // and where nothing else speaks for half precision, off in the same places.
 absl::StatusOr<bool> Referee::IsArithmetic(size_t level, bool declared, double* residual) {
   const Part part = claim(first_).part;
-  if (part < Part::kContext) {
+  if (part < Part::kContext || attend().value_width == 0) {
     *residual = comparisons_[first_].worst.apart;
     return declared;
   }
@@ -1064,6 +1078,7 @@ absl::Status Referee::Conclude() {
 
 std::vector<Stage> Referee::StagesOf(Round& round, const char* name,
                                      const std::function<bool()>& wanted) {
+  if (round.sets.empty()) return {};
   const auto self = shared_from_this();
   const auto stage = [&](const char* what, int64_t tiles,
                          absl::Status (Referee::*run)(Round&, const TileContext&)) {
@@ -1078,7 +1093,16 @@ std::vector<Stage> Referee::StagesOf(Round& round, const char* name,
 }
 
 absl::StatusOr<std::vector<Stage>> Referee::Stages(const Resources& resources) {
+  // Nothing to compare: a match, as the report begins.
+  if (TilesOfRows() == 0) return std::vector<Stage>();
   if (absl::Status status = Allocate(); !status.ok()) return status;
+  // A head without a value has the output 0, whatever is done before.
+  if (attend().value_width > 0 || claim(0).part < Part::kContext) {
+    for (const Mistake mistake : MistakesIn(problem_)) {
+      singles_.sets.push_back(MistakeSet({mistake}));
+    }
+    pairs_.sets = PairsIn(problem_);
+  }
   const auto self = shared_from_this();
   std::vector<Stage> stages;
   const auto add = [&](const char* name, int64_t tiles, auto run) {
@@ -1093,7 +1117,7 @@ absl::StatusOr<std::vector<Stage>> Referee::Stages(const Resources& resources) {
     return absl::OkStatus();
   });
   if (problem_.head) {
-    const int64_t blocks = CeilDiv(attend().batch * attend().queries, kRowsOfTile);
+    const int64_t blocks = CeilDiv(attend().batch * attend().queries, kMostRowsOfTile);
     add("projections", 3 * blocks,
         [](Referee& r, const TileContext& context) { return r.Project(context.tile); });
   }

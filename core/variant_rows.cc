@@ -359,8 +359,9 @@ absl::Status VariantRows::ComputeStatistics(int64_t batch, int64_t head, const T
     // Of a square problem: what belongs to row i is at i.
     most[i] = *std::max_element(row, row + p.keys);
     const double reference = raw ? 0 : most[i];
-    for (int64_t j = 0; j < p.keys; ++j)
+    for (int64_t j = 0; j < p.keys; ++j) {
       sums[i] += row[j] == -kInfinity ? 0 : Exp(row[j] - reference);
+    }
   });
   if (!status.ok() || !variant_.Has(Mistake::kKeepdimsLost) || raw) return status;
   // The sums are of what the misaligned maxima left.

@@ -585,6 +585,35 @@ TEST(RefereeTest, FarMaskNumbersDoNotWidenTheTolerance) {
               ElementsAre("mask_ignored"));
 }
 
+// Sizes of 0 leave room for any number elsewhere: nothing may be done for each of them.
+TEST(RefereeTest, NothingMatchesNothing) {
+  constexpr int64_t kMany = std::numeric_limits<int32_t>::max();
+  for (const Sizes& sizes :
+       {Sizes{.batch = 0}, Sizes{.queries = 0}, Sizes{.value_width = 0},
+        Sizes{.batch = 0, .heads = kMany, .kv_heads = kMany, .queries = 4, .keys = 2},
+        Sizes{.batch = kMany, .heads = 16, .kv_heads = 16, .queries = 0, .keys = 0}}) {
+    const Problem p = ProblemOf<float>(sizes, Options(Causal::kBottomRight));
+    const CheckReport report = CheckOutput(p, Inputs<float>{}, std::vector<float>{});
+    EXPECT_EQ(report.verdict, Verdict::kMatch);
+    EXPECT_EQ(report.max_abs_difference, 0);
+    EXPECT_THAT(report.worst_index, IsEmpty());
+  }
+  // Without keys every row is 0.
+  const Problem p = ProblemOf<float>({.queries = 2, .keys = 0, .width = 2}, {});
+  Inputs<float> inputs = RandomInputs<float>(p, 1);
+  EXPECT_EQ(CheckOutput(p, inputs, std::vector<float>{0, 0}).verdict, Verdict::kMatch);
+  EXPECT_EQ(CheckOutput(p, inputs, std::vector<float>{0, 1}).verdict, Verdict::kMismatch);
+  // As many heads as divide no column; of their output nothing is left but 0.
+  HeadArrays head = RandomHead(2, 3, 4, kMany, 0, 0, Options(Causal::kTopLeft), 1);
+  MistakenResult result;
+  result.output.assign(24, 0);
+  EXPECT_EQ(CheckHead(head, result, {Part::kOutput}).verdict, Verdict::kMatch);
+  result.output[7] = 1e-9;
+  const CheckReport report = CheckHead(head, result, {Part::kOutput});
+  EXPECT_EQ(report.verdict, Verdict::kMismatch);
+  EXPECT_THAT(report.worst_index, ElementsAre(0, 1, 3));
+}
+
 TEST(RefereeTest, AHeadsIntermediatesSayWhereItDeparts) {
   const HeadArrays head = RandomHead(2, 5, 6, 3, 4, 2, Options(Causal::kTopLeft), 15);
   const auto plant = [&](const Bugs& bugs) {
