@@ -585,6 +585,37 @@ TEST(RefereeTest, FarMaskNumbersDoNotWidenTheTolerance) {
               ElementsAre("mask_ignored"));
 }
 
+// Rows of many tiles, of which a few are tried first: all of them count.
+TEST(RefereeTest, EveryRowOfALongProblemCounts) {
+  for (const Layout layout : kBothLayouts) {
+    AttendOptions options = Options(Causal::kTopLeft, layout);
+    const Problem p = ProblemOf<double>({.batch = 2,
+                                         .heads = 4,
+                                         .kv_heads = 2,
+                                         .queries = 80,
+                                         .keys = 150,
+                                         .width = 8,
+                                         .value_width = 3},
+                                        options);
+    SCOPED_TRACE(Describe(p));
+    const Inputs<double> inputs = RandomInputs<double>(p, 18);
+    const MistakenInputs in = MistakenInputsOf(p, inputs);
+    for (const char* const code :
+         {"softmax_over_queries", "softmax_over_heads", "softmax_over_batch", "scale_missing",
+          "scores_transposed", "keepdims_lost", "causal_edge_one_late", "mask_after_softmax",
+          "grouped_heads_tiled", "heads_split_without_transpose", "heads_and_tokens_swapped",
+          "softmax_over_queries+scale_twice", "scale_missing+causal_ignored"}) {
+      SCOPED_TRACE(code);
+      std::vector<double> output = MistakenAttention(p, in, 32, BugsOf(code)).output;
+      EXPECT_THAT(CodesOf(CheckOutput(p, inputs, output)), ElementsAre(code));
+      output[1234] += 1e-6;
+      const CheckReport report = CheckOutput(p, inputs, output);
+      EXPECT_EQ(report.verdict, Verdict::kMismatch);
+      EXPECT_THAT(CodesOf(report), IsEmpty());
+    }
+  }
+}
+
 // Sizes of 0 leave room for any number elsewhere: nothing may be done for each of them.
 TEST(RefereeTest, NothingMatchesNothing) {
   constexpr int64_t kMany = std::numeric_limits<int32_t>::max();
