@@ -270,11 +270,6 @@ class Referee : public std::enable_shared_from_this<Referee> {
     int64_t width;
     double* norm;
   };
-  struct Projection {
-    const double* weight;
-    int64_t width;  // of all heads
-    double* out;
-  };
 
   const Problem& attend() const { return problem_.attend; }
   size_t claims() const { return inputs_.claims.size(); }
@@ -686,8 +681,8 @@ absl::Status Referee::Compare(const TileContext& context) {
   return absl::OkStatus();
 }
 
-// The narrowest type that holds all numbers though its own is wider; that of the request where
-// there is none.
+// The level of the narrowest type that holds all numbers though their own is wider; that of float64
+// where there is none.
 size_t Referee::NarrowestHeld() const {
   for (size_t level = LevelOf(DType::kBFloat16); level > 0; --level) {
     bool held = true;
@@ -703,9 +698,10 @@ size_t Referee::NarrowestHeld() const {
 }
 
 std::vector<int64_t> Referee::SampleRows(size_t index) const {
-  const int64_t rows = attend().batch * RowsOf(index);
   std::vector<int64_t> samples;
-  if (rows == 0 || WidthOf(index) == 0) return samples;
+  // A part without elements may have any number of rows.
+  if (TilesOf(problem_, claim(index).part) == 0) return samples;
+  const int64_t rows = attend().batch * RowsOf(index);
   samples.push_back(comparisons_[index].worst.element / WidthOf(index));
   for (int64_t i = 0; i < kSamples; ++i) {
     const auto row = static_cast<int64_t>(static_cast<double>(rows - 1) * static_cast<double>(i) /

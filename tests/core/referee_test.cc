@@ -593,7 +593,7 @@ TEST(RefereeTest, EveryRowOfALongProblemCounts) {
                                          .heads = 4,
                                          .kv_heads = 2,
                                          .queries = 80,
-                                         .keys = 150,
+                                         .keys = 80,
                                          .width = 8,
                                          .value_width = 3},
                                         options);
