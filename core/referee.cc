@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cmath>
 #include <functional>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,17 +14,14 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "core/checked_math.h"
+#include "core/comparison.h"
 #include "core/errors.h"
 #include "core/gemm.h"
-#include "core/half.h"
 #include "core/mutex.h"
 #include "core/tolerance.h"
 
 namespace attendant::core {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kFarthest = std::numeric_limits<int64_t>::max();
 
 // Elements that one tile widens: a fraction of a millisecond.
 constexpr int64_t kElementsOfTile = int64_t{1} << 16;
@@ -40,145 +35,15 @@ constexpr int64_t kSamples = 7;
 constexpr size_t kSimulated = 3;
 // A mistake explains a difference where it leaves this part of it or less.
 constexpr double kLeft = 1.0 / 8;
-// As far away as simulated arithmetic: up to this factor in either direction.
-constexpr double kAlike = 4;
 // Numbers that a narrower type holds though ours are not, and that need half of its bits or more:
 // fewer may be chance, and 0 or 0.5 show nothing.
 constexpr int64_t kTelling = 8;
-
-// Arithmetic that differences may come from, finest first. steps: not only the result is rounded,
-// but what is between too.
-struct Level {
-  DType dtype;
-  bool steps;
-  const char* name;
-  const char* code;
-};
-constexpr Level kLevels[] = {
-    {DType::kFloat64, false, "float64", ""},
-    {DType::kFloat32, false, "float32", "float32_arithmetic"},
-    {DType::kFloat16, false, "float16", "float16_arithmetic"},
-    {DType::kBFloat16, false, "bfloat16", "bfloat16_arithmetic"},
-    {DType::kFloat16, true, "float16", "float16_arithmetic"},
-    {DType::kBFloat16, true, "bfloat16", "bfloat16_arithmetic"},
-};
-constexpr size_t kLevelCount = std::size(kLevels);
-// The first whose steps are rounded; the same types without stand as far before the end of those.
-constexpr size_t kSteps = 4;
-
-size_t LevelOf(DType dtype) {
-  size_t level = 0;
-  while (kLevels[level].dtype != dtype) ++level;
-  return level;
-}
-
-struct Allowed {
-  double absolute = 0;
-  double relative = 0;
-  double Of(double ours) const {
-    return absolute + (std::isfinite(ours) ? relative * std::abs(ours) : 0);
-  }
-};
-
-// Bits of a significand, and how many of them a finite number needs.
-int PrecisionOf(DType dtype) {
-  return dtype == DType::kFloat32 ? 24 : dtype == DType::kFloat16 ? 11 : 8;
-}
-int BitsOf(double x) {
-  int exponent = 0;
-  const auto significand = static_cast<uint64_t>(std::abs(std::frexp(x, &exponent)) * 0x1p53);
-  return significand == 0 ? 0 : 53 - std::countr_zero(significand);
-}
-
-// 0 where both are NaN, or the same infinity.
-double Apart(double a, double b) {
-  if (a == b || (std::isnan(a) && std::isnan(b))) return 0;
-  return std::isfinite(a) && std::isfinite(b) ? std::abs(a - b) : kInfinity;
-}
-
-// The place of a number among those of its type, in their order; 0 for both zeros.
-template <typename Bits>
-int64_t PlaceOf(Bits bits) {
-  constexpr Bits kSign = Bits{1} << (sizeof(Bits) * 8 - 1);
-  const auto size = static_cast<int64_t>(bits & ~kSign);
-  return (bits & kSign) != 0 ? -size : size;
-}
-int64_t PlaceOf(DType dtype, double x) {
-  return WithStored(dtype, [x]<typename S>() {
-    const auto wide = static_cast<Wide<S>>(x);
-    S stored{};
-    Store(&wide, 1, &stored);
-    if constexpr (sizeof(S) == 8) return PlaceOf(std::bit_cast<uint64_t>(stored));
-    if constexpr (sizeof(S) == 4) return PlaceOf(std::bit_cast<uint32_t>(stored));
-    if constexpr (sizeof(S) == 2) return PlaceOf(std::bit_cast<uint16_t>(stored));
-  });
-}
-
-int64_t UlpsApart(DType dtype, double candidate, double ours) {
-  if (std::isnan(candidate) || std::isnan(ours)) {
-    return std::isnan(candidate) && std::isnan(ours) ? 0 : kFarthest;
-  }
-  int64_t apart = 0;
-  if (__builtin_sub_overflow(PlaceOf(dtype, candidate), PlaceOf(dtype, ours), &apart)) {
-    return kFarthest;
-  }
-  return std::abs(apart);
-}
-
-void ToDouble(DType dtype, const void* from, int64_t first, int64_t count, double* to) {
-  WithStored(dtype, [&]<typename S>() {
-    const S* const stored = static_cast<const S*>(from) + first;
-    if constexpr (kIsHalf<S>) {
-      float wide[64];
-      for (int64_t done = 0; done < count; done += 64) {
-        const int64_t n = std::min<int64_t>(64, count - done);
-        Widen(stored + done, n, wide);
-        std::copy_n(wide, n, to + done);
-      }
-    } else {
-      std::copy_n(stored, count, to);
-    }
-    return 0;
-  });
-}
 
 int64_t CountOf(const TensorSpec& spec) {
   int64_t count = 1;
   for (const int64_t size : spec.shape) count = SaturatingProduct({count, size});
   return count;
 }
-
-// The largest distance on one side of a comparison.
-struct Worst {
-  double apart = -1;  // nothing compared
-  int64_t element = 0;
-  double ours = 0;
-  double mask_reach = 0;
-};
-
-// What comparing a claim with our own answer found.
-struct Comparison {
-  Worst worst;
-  int64_t ulps = 0;
-  bool within[kLevelCount] = {true, true, true, true, true, true};
-  // Of numbers that each level's type holds though the claim's own is wider.
-  bool held[kLevelCount] = {true, true, true, true, true, true};
-  int64_t telling[kLevelCount] = {};
-  bool any_finite = false;
-
-  void Merge(const Comparison& other) {
-    const bool further = other.worst.apart > worst.apart ||
-                         (other.worst.apart == worst.apart && other.worst.element < worst.element);
-    if (further) worst = other.worst;
-    ulps = std::max(ulps, other.ulps);
-    any_finite = any_finite || other.any_finite;
-    for (size_t level = 0; level < kLevelCount; ++level) {
-      within[level] = within[level] && other.within[level];
-      held[level] = held[level] && other.held[level];
-      telling[level] += other.telling[level];
-    }
-  }
-};
 
 // Bounds of what a check computes from.
 struct Norms {
@@ -191,30 +56,6 @@ struct Norms {
   double w_v = 0;
   double w_o = 0;
 };
-
-double NormOfColumns(const MatrixView<const double>& matrix) {
-  std::vector<double> squares(static_cast<size_t>(matrix.columns));
-  for (int64_t row = 0; row < matrix.rows; ++row) {
-    for (int64_t column = 0; column < matrix.columns; ++column) {
-      const double x = matrix.Row(row)[column];
-      if (std::isfinite(x)) squares[static_cast<size_t>(column)] += x * x;
-    }
-  }
-  return squares.empty() ? 0 : std::sqrt(*std::max_element(squares.begin(), squares.end()));
-}
-
-double NormOfRows(const double* rows, int64_t count, int64_t width) {
-  double largest = 0;
-  for (int64_t row = 0; row < count; ++row) {
-    double squares = 0;
-    for (int64_t d = 0; d < width; ++d) {
-      const double x = rows[row * width + d];
-      if (std::isfinite(x)) squares += x * x;
-    }
-    largest = std::max(largest, squares);
-  }
-  return std::sqrt(largest);
-}
 
 // A variant that reproduced what was tried of it so far.
 struct Suspect {
@@ -934,43 +775,6 @@ void Referee::Report(Verdict verdict, size_t index, size_t level) {
     report_->first_departure = std::string(NameOf(of.part));
   }
 }
-
-// How numbers that may come from some arithmetic are off, beside our own computation in it.
-class Likeness {
- public:
-  void Add(double theirs, double simulated, double ours) {
-    const double off = Apart(theirs, ours);
-    theirs_.push_back(off);
-    simulated_most_ = std::max(simulated_most_, Apart(simulated, ours));
-    theirs_most_ = std::max(theirs_most_, off);
-    residual_ = std::max(residual_, Apart(theirs, simulated));
-    squares_ += off * off;
-    squares_of_simulated_ += Apart(simulated, ours) * Apart(simulated, ours);
-    squares_of_residual_ += Apart(theirs, simulated) * Apart(theirs, simulated);
-  }
-
-  double residual() const { return residual_; }
-  // As far away as the simulated numbers, and by all of them: rounding spares few.
-  bool SameSize() const {
-    const double typical =
-        std::sqrt(squares_of_simulated_ / static_cast<double>(std::max<size_t>(theirs_.size(), 1)));
-    const auto off = std::count_if(theirs_.begin(), theirs_.end(),
-                                   [&](double x) { return x >= typical / (2 * kAlike); });
-    return typical > 0 && 2 * off >= static_cast<int64_t>(theirs_.size()) &&
-           theirs_most_ <= kAlike * simulated_most_ && simulated_most_ <= kAlike * theirs_most_;
-  }
-  // Off where the simulated numbers are, too, in the same direction.
-  bool SameNumbers() const { return squares_of_residual_ <= squares_ / 4; }
-
- private:
-  std::vector<double> theirs_;
-  double theirs_most_ = 0;
-  double simulated_most_ = 0;
-  double residual_ = 0;
-  double squares_ = 0;
-  double squares_of_simulated_ = 0;
-  double squares_of_residual_ = 0;
-};
 
 // Compares with our own computation in that arithmetic, on a few rows. declared: the numbers' type
 // shows that they were rounded. Else they must be as far from the answer as the simulated ones;
