@@ -216,6 +216,7 @@ void AddCallOptions(CLI::App& call, CallArguments& arguments) {
 CLI::Option* AddFiles(
     CLI::App& app, const std::vector<std::tuple<const char*, const char*, std::string*>>& files) {
   std::vector<CLI::Option*> options;
+  options.reserve(files.size());
   for (const auto& [flag, help, path] : files) {
     options.push_back(app.add_option(flag, *path, help)->type_name("FILE"));
   }
