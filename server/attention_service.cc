@@ -14,7 +14,9 @@
 #include "core/gradient.h"
 #include "core/head.h"
 #include "core/merge.h"
+#include "core/referee.h"
 #include "core/version.h"
+#include "server/check_codec.h"
 #include "server/codec.h"
 #include "server/status.h"
 
@@ -32,12 +34,6 @@ constexpr int64_t kResponseOverhead = 4096;
 grpc::Status UnservedStatus(absl::string_view rpc) {
   return ToGrpcStatus(
       absl::UnimplementedError(absl::StrCat(rpc, " is not served by version ", core::Version())));
-}
-
-grpc::ServerUnaryReactor* Unserved(grpc::CallbackServerContext* context, absl::string_view rpc) {
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  reactor->Finish(UnservedStatus(rpc));
-  return reactor;
 }
 
 class UnservedStream final
@@ -314,8 +310,24 @@ grpc::ServerUnaryReactor* AttentionService::Backward(grpc::CallbackServerContext
 }
 
 grpc::ServerUnaryReactor* AttentionService::Check(grpc::CallbackServerContext* context,
-                                                  const v1::CheckRequest*, v1::CheckResponse*) {
-  return Unserved(context, "Check");
+                                                  const v1::CheckRequest* request,
+                                                  v1::CheckResponse* response) {
+  return Run(context, Method::kCheck, [&](core::Workspace& workspace) -> absl::StatusOr<Work> {
+    const auto call = CheckCallOf(*request);
+    if (!call.ok()) return call.status();
+    const core::Resources resources{&workspace, scheduler_.threads(), limits_.kernel};
+    const auto report = std::make_shared<core::CheckReport>();
+    auto stages = core::CheckStages(call->problem, call->inputs, resources, report.get());
+    if (!stages.ok()) return stages.status();
+    stages->push_back({"response", 1, [report, response](const core::TileContext&) {
+                         FillResponse(*report, response);
+                         return absl::OkStatus();
+                       }});
+    Work work;
+    work.stages = *std::move(stages);
+    work.flops = call->flops;
+    return work;
+  });
 }
 
 absl::Status AttentionService::CheckResponseBytes(int64_t bytes) const {

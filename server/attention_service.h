@@ -65,6 +65,9 @@ class AttentionService final : public v1::Attention::CallbackService {
   grpc::ServerUnaryReactor* Merge(grpc::CallbackServerContext* context,
                                   const v1::MergeRequest* request,
                                   v1::MergeResponse* response) override;
+  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
+                                  const v1::CheckRequest* request,
+                                  v1::CheckResponse* response) override;
   grpc::ServerUnaryReactor* Estimate(grpc::CallbackServerContext* context,
                                      const v1::EstimateRequest* request,
                                      v1::EstimateResponse* response) override;
@@ -78,9 +81,6 @@ class AttentionService final : public v1::Attention::CallbackService {
   grpc::ServerUnaryReactor* Backward(grpc::CallbackServerContext* context,
                                      const v1::BackwardRequest* request,
                                      v1::BackwardResponse* response) override;
-  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
-                                  const v1::CheckRequest* request,
-                                  v1::CheckResponse* response) override;
 
   // New calls are answered UNAVAILABLE from now on; running ones go on.
   void StopAccepting();

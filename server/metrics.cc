@@ -21,7 +21,8 @@
 namespace attendant::server {
 namespace {
 
-constexpr std::array kMethodNames = {"Attend", "Head", "Backward", "Merge", "Estimate", "Info"};
+constexpr std::array kMethodNames = {"Attend", "Head",     "Backward", "Merge",
+                                     "Check",  "Estimate", "Info"};
 constexpr std::array kPathNames = {"explicit", "chunked", "none"};
 constexpr std::array kCancelStageNames = {"queue", "compute"};
 constexpr std::array kShedReasonNames = {"draining", "memory"};

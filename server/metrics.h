@@ -17,7 +17,7 @@
 namespace attendant::server {
 
 // The rpcs that are served.
-enum class Method { kAttend, kHead, kBackward, kMerge, kEstimate, kInfo };
+enum class Method { kAttend, kHead, kBackward, kMerge, kCheck, kEstimate, kInfo };
 
 // Path as a label: kNone before one is known.
 enum class PathLabel { kExplicit, kChunked, kNone };

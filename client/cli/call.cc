@@ -10,6 +10,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/arrays.h"
 #include "client/cli/map.h"
 #include "client/cli/npy.h"
 #include "core/checked_math.h"
@@ -25,19 +26,6 @@ struct Inputs {
   size_t rank = 4;  // of the query, before it got four axes
 };
 
-core::DType DTypeOf(v1::DataType dtype) {
-  switch (dtype) {
-    case v1::DATA_TYPE_FLOAT64:
-      return core::DType::kFloat64;
-    case v1::DATA_TYPE_FLOAT16:
-      return core::DType::kFloat16;
-    case v1::DATA_TYPE_BFLOAT16:
-      return core::DType::kBFloat16;
-    default:
-      return core::DType::kFloat32;
-  }
-}
-
 std::string NormalBytes(v1::DataType dtype, int64_t count, std::mt19937& generator) {
   return core::WithStored(DTypeOf(dtype), [&]<typename S>() {
     std::normal_distribution<core::Wide<S>> normal;
@@ -48,17 +36,6 @@ std::string NormalBytes(v1::DataType dtype, int64_t count, std::mt19937& generat
       core::Store(&value, 1, values + i);
     }
     return bytes;
-  });
-}
-
-// `count` elements from `first` on.
-std::vector<double> Numbers(const Tensor& tensor, int64_t first, int64_t count) {
-  return core::WithStored(DTypeOf(tensor.dtype), [&]<typename S>() {
-    const auto* const stored = reinterpret_cast<const S*>(tensor.bytes.data()) + first;
-    std::vector<core::Wide<S>> wide(static_cast<size_t>(count));
-    const auto row =
-        core::WidenRows(core::MatrixView<const S>{stored, 1, count, count}, wide.data());
-    return std::vector<double>(row.data, row.data + count);
   });
 }
 
@@ -102,19 +79,6 @@ absl::StatusOr<Inputs> ReadInputs(const CallArguments& arguments) {
     *tensor = *std::move(read);
   }
   return inputs;
-}
-
-// Gives a tensor of rank 2 or 3 the axes it lacks: one batch, one head. name: where it comes from.
-absl::Status MakeRank4(const std::string& name, v1::Layout layout, Tensor& tensor) {
-  std::vector<int64_t>& shape = tensor.shape;
-  if (shape.size() < 2 || shape.size() > 4) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": its shape (", absl::StrJoin(shape, ", "), ") has ", shape.size(),
-                     shape.size() == 1 ? " dimension" : " dimensions", ", must have 2 to 4"));
-  }
-  if (shape.size() == 2) shape.insert(shape.begin() + (layout == v1::LAYOUT_BTHD ? 1 : 0), 1);
-  if (shape.size() == 3) shape.insert(shape.begin(), 1);
-  return absl::OkStatus();
 }
 
 // The arrays with four axes each, and the rank that the query had. An error is the arguments' or a
@@ -229,12 +193,8 @@ ExitCode RunCall(const Connector& connect, const CallArguments& arguments) {
   if (!arguments.out_weights.empty()) options.set_return_weights(true);
   if (!arguments.out_logsumexp.empty()) options.set_return_logsumexp(true);
   if (!arguments.out_key_sums.empty()) options.set_return_key_sums(true);
-  if (!arguments.mask.empty()) {
-    auto mask = ReadNpy(arguments.mask);
-    if (!mask.ok()) return Fail(kBadFile, std::string(mask.status().message()));
-    options.mutable_mask()->set_dtype(mask->dtype);
-    options.mutable_mask()->mutable_shape()->Assign(mask->shape.begin(), mask->shape.end());
-    options.mutable_mask()->set_data(std::move(mask->bytes));
+  if (absl::Status status = ReadMask(arguments.mask, options); !status.ok()) {
+    return Fail(kBadFile, std::string(status.message()));
   }
   const auto client = connect();
   if (!client.ok()) return Fail(client.status());

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/call.h"
+#include "client/cli/check.h"
 #include "client/cli/estimate.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/lesson.h"
@@ -158,6 +159,12 @@ CLI::Option* AddDType(CLI::App& app, const std::string& help,
                                  std::move(set));
 }
 
+void AddMask(CLI::App& app, std::string& mask) {
+  app.add_option("--mask", mask,
+                 "Which keys a query sees (bool), or what is added to a score: a .npy file that\n"
+                 "broadcasts to (batch, heads, queries, keys) (none)");
+}
+
 // How to attend, as far as it takes no file; path and mask are left to the caller.
 void AddAttendOptions(CLI::App& app, v1::AttendOptions& options) {
   AddChoice<v1::Layout>(app, "--layout", "Order of the axes (bhtd: batch, heads, tokens, width)",
@@ -227,9 +234,7 @@ void AddCallOptions(CLI::App& call, CallArguments& arguments) {
       call, "--path", "How to compute (auto: chunked)",
       {{"auto", v1::PATH_AUTO}, {"explicit", v1::PATH_EXPLICIT}, {"chunked", v1::PATH_CHUNKED}},
       [&](v1::Path path) { arguments.options.set_path(path); });
-  call.add_option("--mask", arguments.mask,
-                  "Which keys a query sees (bool), or what is added to a score: a .npy file that\n"
-                  "broadcasts to (batch, heads, queries, keys) (none)");
+  AddMask(call, arguments.mask);
   AddAttendOptions(call, arguments.options);
   AddChoice<ShardBy>(call, "--shard",
                      "What each of several servers gets a part of (auto: batch or heads where\n"
@@ -332,9 +337,70 @@ void AddEstimateOptions(CLI::App& estimate, EstimateArguments& arguments) {
       ->type_name("FILE");
 }
 
+// Flags of .npy files that are given all or not at all; returns the first.
+CLI::Option* AddFiles(
+    CLI::App& app, const std::vector<std::tuple<const char*, const char*, std::string*>>& files) {
+  std::vector<CLI::Option*> options;
+  options.reserve(files.size());
+  for (const auto& [flag, help, path] : files) {
+    options.push_back(app.add_option(flag, *path, help)->type_name("FILE"));
+  }
+  for (CLI::Option* const option : options) {
+    for (CLI::Option* const other : options) {
+      if (option != other) option->needs(other);
+    }
+  }
+  return options.front();
+}
+
+void AddCheckOptions(CLI::App& check, CheckArguments& arguments) {
+  auto* const query = AddFiles(check, {{"--query", "Query array, a .npy file", &arguments.query},
+                                       {"--key", "Key array, a .npy file", &arguments.key},
+                                       {"--value", "Value array, a .npy file", &arguments.value}});
+  auto* const x = AddFiles(
+      check,
+      {{"--x", "Of a head: its input, (tokens, d_model) or with a batch before it", &arguments.x},
+       {"--w_q", "Of a head: (d_model, heads * d_k)", &arguments.w_q},
+       {"--w_k", "Of a head: (d_model, heads * d_k)", &arguments.w_k},
+       {"--w_v", "Of a head: (d_model, heads * d_v)", &arguments.w_v},
+       {"--w_o", "Of a head: (heads * d_v, d_model)", &arguments.w_o}});
+  query->excludes(x);
+  AddNumber<int64_t>(check, "--heads", "Of a head: how many there are (1)",
+                     [&](int64_t heads) { arguments.heads = heads; });
+  auto* const candidate =
+      check.add_option("--candidate", arguments.candidate, "Your output, a .npy file of any type")
+          ->type_name("FILE");
+  query->needs(candidate);
+  for (const char* const name : {"query", "key", "value", "logits", "weights", "context"}) {
+    check
+        .add_option_function<std::string>(
+            absl::StrCat("--candidate_", name),
+            [&arguments, name](const std::string& path) { arguments.intermediates[name] = path; },
+            absl::StrCat("Of a head: your ", name,
+                         ", (heads, tokens, ...), with or without a "
+                         "batch"))
+        ->needs(x)
+        ->type_name("FILE");
+  }
+  check.add_flag("--json", arguments.json, "Print the answer as JSON");
+  AddMask(check, arguments.mask);
+  AddAttendOptions(check, arguments.options);
+  check.callback([query, x, &arguments] {
+    if (query->count() + x->count() == 0) {
+      throw CLI::ValidationError("check",
+                                 "give --query, --key, --value and --candidate, or --x and the "
+                                 "other arrays of a head");
+    }
+    if (arguments.candidate.empty() && arguments.intermediates.empty()) {
+      throw CLI::ValidationError("check", "give --candidate, or any --candidate_... of a head");
+    }
+  });
+}
+
 ExitCode Main(int argc, char** argv) {
   Global global;
   CallArguments arguments;
+  CheckArguments check_arguments;
   std::string service;
   CLI::App app("attend: call an Attendant server.", "attend");
   app.require_subcommand(1);
@@ -354,9 +420,12 @@ ExitCode Main(int argc, char** argv) {
   CLI::App* const call = app.add_subcommand("call", "Attend on your arrays, or on random ones");
   CLI::App* const estimate = app.add_subcommand(
       "estimate", "FLOPs, memory and time of a call on both paths, without making it");
+  CLI::App* const check = app.add_subcommand(
+      "check", "Your own attention against the server's, and the mistake that explains the rest");
   CLI::App* const health = app.add_subcommand("health", "Exit 0 where the server is ready");
   CLI::App* const info = app.add_subcommand("info", "The server's version, kernel and limits");
   AddCallOptions(*call, arguments);
+  AddCheckOptions(*check, check_arguments);
   bool all_claims = false;
   std::string claim;
   AddClaims(*lesson, all_claims, claim);
@@ -379,7 +448,9 @@ ExitCode Main(int argc, char** argv) {
   if (addresses.size() > 1) {
     return Fail(kUsage, "--server has several addresses, and only call takes more than one");
   }
-  const auto client = Client::Connect(global.server, global.options);
+  const ClientConnector connect = [&] { return Client::Connect(global.server, global.options); };
+  if (check->parsed()) return RunCheck(connect, check_arguments);
+  const auto client = connect();
   if (!client.ok()) return Fail(client.status());
   if (lesson->parsed() && (all_claims || !claim.empty())) return RunLessonClaims(**client, claim);
   if (lesson->parsed()) return RunLesson(**client);

@@ -28,6 +28,17 @@ void Fill(const TensorRef& from, v1::Tensor* to) {
   to->set_data(from.bytes().data(), from.bytes().size());
 }
 
+void Fill(const HeadInputs& inputs, const v1::AttendOptions& options, v1::HeadRequest* to) {
+  Fill(inputs.x, to->mutable_x());
+  Fill(inputs.w_q, to->mutable_w_q());
+  Fill(inputs.w_k, to->mutable_w_k());
+  Fill(inputs.w_v, to->mutable_w_v());
+  Fill(inputs.w_o, to->mutable_w_o());
+  to->set_heads(inputs.heads);
+  to->set_return_intermediates(inputs.return_intermediates);
+  *to->mutable_options() = options;
+}
+
 Tensor Take(v1::Tensor* from) {
   return {from->dtype(),
           {from->shape().begin(), from->shape().end()},
@@ -125,14 +136,7 @@ absl::StatusOr<HeadResult> Client::Head(const HeadInputs& inputs,
   if (!fits.ok()) return fits;
   v1::HeadRequest request;
   v1::HeadResponse response;
-  Fill(inputs.x, request.mutable_x());
-  Fill(inputs.w_q, request.mutable_w_q());
-  Fill(inputs.w_k, request.mutable_w_k());
-  Fill(inputs.w_v, request.mutable_w_v());
-  Fill(inputs.w_o, request.mutable_w_o());
-  request.set_heads(inputs.heads);
-  request.set_return_intermediates(inputs.return_intermediates);
-  *request.mutable_options() = options;
+  Fill(inputs, options, &request);
   absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
     return stubs_->attention->Head(context, request, &response);
   });
@@ -193,6 +197,56 @@ absl::StatusOr<MergeResult> Client::Merge(absl::Span<const MergePart> parts, Cal
   absl::Status status = stubs_->Run(options_, call, group);
   if (!status.ok()) return status;
   return MergeResult{Take(response.mutable_output()), Take(response.mutable_logsumexp())};
+}
+
+absl::StatusOr<v1::CheckResponse> Client::Check(const TensorRef& query, const TensorRef& key,
+                                                const TensorRef& value, const TensorRef& candidate,
+                                                const v1::AttendOptions& options) {
+  absl::Status fits = CheckSize({&query, &key, &value, &candidate});
+  if (!fits.ok()) return fits;
+  v1::CheckRequest request;
+  Fill(query, request.mutable_query());
+  Fill(key, request.mutable_key());
+  Fill(value, request.mutable_value());
+  Fill(candidate, request.mutable_candidate());
+  *request.mutable_options() = options;
+  return Check(request);
+}
+
+absl::StatusOr<v1::CheckResponse> Client::CheckHead(const HeadInputs& inputs,
+                                                    const HeadCandidate& candidate,
+                                                    const v1::AttendOptions& options) {
+  std::vector<const TensorRef*> tensors = {&inputs.x, &inputs.w_q, &inputs.w_k, &inputs.w_v,
+                                           &inputs.w_o};
+  v1::CheckRequest request;
+  v1::HeadResponse* const to = request.mutable_head_candidate();
+  using Mutable = v1::Tensor* (v1::HeadResponse::*)();
+  const std::pair<const std::optional<TensorRef>*, Mutable> sent[] = {
+      {&candidate.output, &v1::HeadResponse::mutable_output},
+      {&candidate.query, &v1::HeadResponse::mutable_query},
+      {&candidate.key, &v1::HeadResponse::mutable_key},
+      {&candidate.value, &v1::HeadResponse::mutable_value},
+      {&candidate.logits, &v1::HeadResponse::mutable_logits},
+      {&candidate.weights, &v1::HeadResponse::mutable_weights},
+      {&candidate.context, &v1::HeadResponse::mutable_context}};
+  for (const auto& [tensor, field] : sent) {
+    if (tensor->has_value()) tensors.push_back(&**tensor);
+  }
+  if (absl::Status status = CheckSize(tensors); !status.ok()) return status;
+  for (const auto& [tensor, field] : sent) {
+    if (tensor->has_value()) Fill(**tensor, (to->*field)());
+  }
+  Fill(inputs, options, request.mutable_head());
+  return Check(request);
+}
+
+absl::StatusOr<v1::CheckResponse> Client::Check(const v1::CheckRequest& request) {
+  v1::CheckResponse response;
+  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
+    return stubs_->attention->Check(context, request, &response);
+  });
+  if (!status.ok()) return status;
+  return response;
 }
 
 absl::StatusOr<v1::EstimateResponse> Client::Estimate(const v1::EstimateRequest& request) {

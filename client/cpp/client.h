@@ -132,6 +132,18 @@ struct BackwardResult {
   v1::Stats stats;
 };
 
+// The caller's own results for HeadInputs, as far as they are to be checked; shapes as those of
+// HeadResult.
+struct HeadCandidate {
+  std::optional<TensorRef> output;
+  std::optional<TensorRef> query;
+  std::optional<TensorRef> key;
+  std::optional<TensorRef> value;
+  std::optional<TensorRef> logits;
+  std::optional<TensorRef> weights;
+  std::optional<TensorRef> context;
+};
+
 // Attention over one part of the keys, as Attend returned it with its logsumexp.
 struct MergePart {
   TensorRef output;     // (B, H, Tq, Dv)
@@ -190,6 +202,18 @@ class Client {
   // naming the field for sizes that a call would be refused for.
   absl::StatusOr<v1::EstimateResponse> Estimate(const v1::EstimateRequest& request);
 
+  // Compares the caller's own output for query, key and value with the server's, and names the
+  // mistake that explains the difference. candidate: (B, H, Tq, Dv) in options.layout, of any
+  // floating type.
+  absl::StatusOr<v1::CheckResponse> Check(const TensorRef& query, const TensorRef& key,
+                                          const TensorRef& value, const TensorRef& candidate,
+                                          const v1::AttendOptions& options = {});
+
+  // The same of a whole attention layer: its output, what is between, or both.
+  absl::StatusOr<v1::CheckResponse> CheckHead(const HeadInputs& inputs,
+                                              const HeadCandidate& candidate,
+                                              const v1::AttendOptions& options = {});
+
   absl::StatusOr<v1::InfoResponse> Info();
 
   // OK where the service says SERVING; UNAVAILABLE where it says it does not; NOT_FOUND where the
@@ -198,6 +222,7 @@ class Client {
 
  private:
   struct Stubs;
+  absl::StatusOr<v1::CheckResponse> Check(const v1::CheckRequest& request);
   Client(std::unique_ptr<Stubs> stubs, const ClientOptions& options);
 
   const std::unique_ptr<Stubs> stubs_;

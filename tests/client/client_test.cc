@@ -49,6 +49,42 @@ TEST_F(ClientTest, AttendTakesSpansAndReturnsTensors) {
   EXPECT_EQ(result->stats.path(), v1::PATH_CHUNKED);
 }
 
+TEST_F(ClientTest, CheckNamesTheMistake) {
+  const std::vector<double> query = {0, 0};
+  const std::vector<double> key = {5, 6};
+  const std::vector<double> value = {1, 3};
+  const std::vector<double> mine = {2, 2};
+  const std::vector<int64_t> shape = {1, 1, 2, 1};
+  v1::AttendOptions options;
+  EXPECT_EQ(client_->Check({query, shape}, {key, shape}, {value, shape}, {mine, shape}, options)
+                ->verdict(),
+            v1::VERDICT_MATCH);
+  options.set_causal(v1::CAUSAL_TOP_LEFT);
+  const auto response =
+      client_->Check({query, shape}, {key, shape}, {value, shape}, {mine, shape}, options);
+  ASSERT_TRUE(response.ok()) << response.status();
+  ASSERT_GE(response->findings_size(), 1);
+  EXPECT_EQ(response->findings(0).code(), "causal_ignored");
+  const auto refused =
+      client_->Check({query, shape}, {key, shape}, {value, shape}, {mine, {2, 1}}, options);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("candidate.shape"));
+}
+
+TEST_F(ClientTest, CheckHeadSaysWhereItDeparts) {
+  const std::vector<double> x = {1, 2};
+  const std::vector<double> two = {2};
+  const HeadInputs inputs{{x, {2, 1}}, {two, {1, 1}}, {two, {1, 1}}, {two, {1, 1}}, {two, {1, 1}}};
+  const std::vector<double> logits = {4, 8, 8, 17};
+  HeadCandidate candidate;
+  candidate.logits = TensorRef(logits, {1, 1, 2, 2});
+  const auto response = client_->CheckHead(inputs, candidate);
+  ASSERT_TRUE(response.ok()) << response.status();
+  EXPECT_EQ(response->verdict(), v1::VERDICT_MISMATCH);
+  EXPECT_EQ(response->first_departure(), "logits");
+  EXPECT_EQ(response->max_abs_difference(), 1);
+  EXPECT_THAT(response->worst_index(), ElementsAre(0, 0, 1, 1));
+}
+
 TEST_F(ClientTest, HeadReturnsIntermediatesOnRequest) {
   const std::vector<double> x = {1, 2};
   const std::vector<double> two = {2};

@@ -1,5 +1,4 @@
-// What the tests of attention share: problems, random tensors, a run on a scheduler, comparisons,
-// and the one tolerance.
+// What the tests of attention share: problems, random tensors, a run on a scheduler, comparisons.
 #ifndef ATTENDANT_TESTS_CORE_TESTING_H_
 #define ATTENDANT_TESTS_CORE_TESTING_H_
 
@@ -23,6 +22,7 @@
 #include "core/mask.h"
 #include "core/problem.h"
 #include "core/scheduler.h"
+#include "core/tolerance.h"
 #include "core/workspace.h"
 #include "tests/core/oracle.h"
 
@@ -280,23 +280,6 @@ OracleResult OracleOf(const Problem& problem, const Inputs<T>& inputs) {
                 MaskNumbers(problem, inputs.mask));
 }
 
-// How far a result of arithmetic in T may be from the oracle's.
-struct Tolerance {
-  double weight = 0;     // relative
-  double key_sum = 0;    // relative
-  double output = 0;     // absolute
-  double logsumexp = 0;  // absolute
-  double tiny = 0;       // absolute, beside the relative ones: what is flushed to 0
-};
-
-// max|score| and max|V|: bounds on |scale| * sum |q_d k_d|, with what a mask adds, what ALiBi takes
-// off and a sink, and on a value. Elements that are not
-// finite are left out, as the rows that see them are NaN and not compared by size.
-struct Magnitudes {
-  double score = 0;
-  double value = 0;
-};
-
 // The largest Euclidean norm of a row of `width` numbers.
 template <typename S>
 double LargestNorm(const std::vector<S>& stored, int64_t width) {
@@ -325,64 +308,18 @@ Magnitudes MagnitudesOf(const Problem& p, const Inputs<T>& inputs) {
   };
   score += largest(p.alibi_slopes) * static_cast<double>(std::max(p.queries, p.keys));
   score += largest(p.sinks) + largest(MaskNumbers(p, inputs.mask));
-  return {score, LargestNorm(inputs.value, 1)};
+  return {.score = score, .value = LargestNorm(inputs.value, 1)};
 }
 
-// The error of a sum of n products, beside the sum of their absolute values. The roundings, each at
-// most u, behave as independent ones with mean 0: 4 sqrt(n) u in place of the worst case's n u
-// (Higham and Mary 2019, theorem 2.4, lambda = 4).
-inline double SumError(int64_t n, double u) { return 4 * std::sqrt(static_cast<double>(n)) * u; }
-
-// The rounding u of T: half its epsilon. Twice that for double, where the oracle's own roundings
-// are as large as those of what it judges.
 template <typename T>
 constexpr double UnitRoundoff() {
-  const double epsilon = static_cast<double>(std::numeric_limits<T>::epsilon());
-  return sizeof(T) == sizeof(double) ? epsilon : epsilon / 2;
+  return UnitRoundoff(DTypeOf<T>());
 }
 
-// Derivation. Let S = max|score| as above, u the rounding of T.
-//   score      a dot product of D terms is off by SumError(D) S. The rounded scale, its product
-//   with
-//              the score, and the difference from the maximum (at most 2 S) add up to 4 u S.
-//              A softcap adds 8 u of it, for a tangent that is off by 6 u of itself. Together: e.
-//   weight     exp(s_j) / sum exp(s_k): e enters numerator and denominator, a factor e^(2 e). Then
-//              relative: the sum of Tk terms, SumError(Tk); the exponential's polynomial, 3 u above
-//              and below; the rescaling whenever a block of 256 keys raises the maximum, 3 u each;
-//              a division and a product. 16 u cover all that does not grow.
-//   output     weights that sum to 1, times values up to max|V|, in a sum of Tk terms.
-//   key_sum    a sum of Tq weights, all of one sign.
-//   logsumexp  absolute: e, the relative error of the sum, and one rounding of a result that is at
-//              most S + ln Tk, in base 2 and again in base e.
-//   tiny       the fused kernel's reference is up to 33 above the maximum in base 2: weights below
-//              2^-92 (float), 2^-988 (double) of the largest may be 0.
-//   rounding   half precision: the output and the weights are rounded once more, by half a unit of
-//              their last place, or half the smallest subnormal number.
+// Of what is computed for numbers of S.
 template <typename S>
 Tolerance ToleranceOf(const Problem& p, const Magnitudes& magnitudes) {
-  using T = Wide<S>;
-  const double u = UnitRoundoff<T>();
-  const double score = (SumError(p.width, u) + (p.softcap == 0 ? 4 : 12) * u) * magnitudes.score;
-  const double sum =
-      SumError(p.keys, u) + (16 + 3 * std::floor(static_cast<double>(p.keys) / 256)) * u;
-  Tolerance tolerance;
-  tolerance.weight = std::expm1(2 * score) + sum;
-  tolerance.key_sum = tolerance.weight + SumError(p.queries, u);
-  tolerance.output = (tolerance.weight + SumError(p.keys, u)) * magnitudes.value;
-  tolerance.logsumexp =
-      score + sum +
-      2 * u * (magnitudes.score + std::log(static_cast<double>(std::max<int64_t>(p.keys, 1))));
-  tolerance.tiny = 4 * (sizeof(T) == 4 ? 0x1p-92 : 0x1p-988) *
-                   static_cast<double>(std::max<int64_t>(p.queries, 1));
-  if constexpr (kIsHalf<S>) {
-    const bool brain = std::is_same_v<S, BFloat16>;
-    const double rounding = brain ? 0x1p-8 : 0x1p-11;
-    tolerance.weight += rounding;
-    const double subnormal = brain ? 0x1p-134 : 0x1p-25;
-    tolerance.output += rounding * magnitudes.value + subnormal;
-    tolerance.tiny += subnormal;
-  }
-  return tolerance;
+  return ToleranceOf(DTypeOf<S>(), p, magnitudes);
 }
 
 // True where every element is within absolute + relative * |expected|; NaN is near NaN alone, an

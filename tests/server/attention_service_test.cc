@@ -62,6 +62,12 @@ class AttentionServiceTest : public testing::Test {
     return stub_->Estimate(&context, request, response);
   }
 
+  grpc::Status Check(const v1::CheckRequest& request, v1::CheckResponse* response) {
+    grpc::ClientContext context;
+    SetTestDeadline(context);
+    return stub_->Check(&context, request, response);
+  }
+
   // True while a job is queued or computed.
   bool Computing() const {
     return metrics_.Text().find("attendant_inflight_flops 0\n") == std::string::npos;
@@ -523,11 +529,9 @@ TEST_F(AttentionServiceTest, WhatIsNotServedYetIsUnimplemented) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
     EXPECT_THAT(status.error_message(), HasSubstr("is not served by version"));
   };
-  grpc::ClientContext contexts[2];
-  for (grpc::ClientContext& context : contexts) SetTestDeadline(context);
-  v1::CheckResponse check;
-  expect_unimplemented(stub_->Check(&contexts[0], {}, &check));
-  expect_unimplemented(stub_->AttendStream(&contexts[1])->Finish());
+  grpc::ClientContext context;
+  SetTestDeadline(context);
+  expect_unimplemented(stub_->AttendStream(&context)->Finish());
 }
 
 // Two keys of the same score: d_value is half of d_output; their values 1 and 3 around the output 2
@@ -613,6 +617,151 @@ TEST_F(AttentionServiceTest, PartsOfTheKeysAreMerged) {
   const grpc::Status status = merge();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(status.error_message(), HasSubstr("parts[1].output.data: has 7 bytes"));
+}
+
+// A request to Check whose output sees every key though its options ask for a causal edge.
+v1::CheckRequest UncausalCheck() {
+  v1::CheckRequest request;
+  SetTensor<double>(v1::DATA_TYPE_FLOAT64, {1, 1, 2, 1}, {0, 0}, request.mutable_query());
+  SetTensor<double>(v1::DATA_TYPE_FLOAT64, {1, 1, 2, 1}, {5, 6}, request.mutable_key());
+  SetTensor<double>(v1::DATA_TYPE_FLOAT64, {1, 1, 2, 1}, {1, 3}, request.mutable_value());
+  SetTensor<double>(v1::DATA_TYPE_FLOAT64, {1, 1, 2, 1}, {2, 2}, request.mutable_candidate());
+  request.mutable_options()->set_causal(v1::CAUSAL_TOP_LEFT);
+  return request;
+}
+
+TEST_F(AttentionServiceTest, CheckNamesTheMistake) {
+  v1::CheckResponse response;
+  const grpc::Status status = Check(UncausalCheck(), &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.verdict(), v1::VERDICT_MISMATCH);
+  EXPECT_EQ(response.max_abs_difference(), 1);
+  EXPECT_EQ(response.max_ulp_difference(), int64_t{1} << 52);
+  EXPECT_THAT(response.worst_index(), ElementsAre(0, 0, 0, 0));
+  EXPECT_GT(response.tolerance(), 0);
+  EXPECT_LT(response.tolerance(), 1e-13);
+  EXPECT_EQ(response.first_departure(), "");
+  ASSERT_GE(response.findings_size(), 1);
+  const v1::Finding& finding = response.findings(0);
+  EXPECT_EQ(finding.code(), "causal_ignored");
+  EXPECT_EQ(finding.field(), "options.causal");
+  EXPECT_THAT(finding.message(), HasSubstr("queries saw keys after their own"));
+  EXPECT_EQ(finding.residual(), 0);
+  EXPECT_THAT(metrics_.Text(),
+              HasSubstr("attendant_requests_total{code=\"OK\",method=\"Check\",path=\"none\"} 1"));
+  EXPECT_EQ(core::Workspace::Process().current_bytes(), 0);
+}
+
+TEST_F(AttentionServiceTest, CheckMatchesWhatAttendAnswers) {
+  v1::CheckRequest request = UncausalCheck();
+  SetTensor<double>(v1::DATA_TYPE_FLOAT64, {1, 1, 2, 1}, {1, 2}, request.mutable_candidate());
+  // Ignored: neither path nor returns are Check's.
+  request.mutable_options()->set_path(v1::PATH_EXPLICIT);
+  request.mutable_options()->set_return_weights(true);
+  v1::CheckResponse response;
+  ASSERT_TRUE(Check(request, &response).ok());
+  EXPECT_EQ(response.verdict(), v1::VERDICT_MATCH);
+  EXPECT_EQ(response.findings_size(), 0);
+  // Of another type, which holds both numbers exactly.
+  SetTensor<float>(v1::DATA_TYPE_FLOAT32, {1, 1, 2, 1}, {1, 2}, request.mutable_candidate());
+  response.Clear();
+  ASSERT_TRUE(Check(request, &response).ok());
+  EXPECT_EQ(response.verdict(), v1::VERDICT_MATCH);
+}
+
+v1::CheckRequest HeadCheck() {
+  v1::CheckRequest request;
+  v1::HeadRequest& head = *request.mutable_head();
+  SetTensor<double>(v1::DATA_TYPE_FLOAT64, {2, 1}, {1, 2}, head.mutable_x());
+  for (v1::Tensor* weight :
+       {head.mutable_w_q(), head.mutable_w_k(), head.mutable_w_v(), head.mutable_w_o()}) {
+    SetTensor<double>(v1::DATA_TYPE_FLOAT64, {1, 1}, {2}, weight);
+  }
+  head.mutable_options()->set_scale(0);
+  SetTensor<double>(v1::DATA_TYPE_FLOAT64, {2, 1}, {3, 3},
+                    request.mutable_head_candidate()->mutable_output());
+  return request;
+}
+
+TEST_F(AttentionServiceTest, CheckTakesAHead) {
+  v1::CheckRequest request = HeadCheck();
+  v1::CheckResponse response;
+  grpc::Status status = Check(request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.verdict(), v1::VERDICT_MISMATCH);
+  EXPECT_EQ(response.first_departure(), "output");
+  EXPECT_THAT(response.worst_index(), ElementsAre(0, 0));
+  ASSERT_EQ(response.findings_size(), 1);
+  EXPECT_EQ(response.findings(0).code(), "w_o_missing");
+  EXPECT_EQ(response.findings(0).field(), "head.w_o");
+  // Of intermediates alone.
+  v1::HeadResponse& candidate = *request.mutable_head_candidate();
+  candidate.clear_output();
+  SetTensor<double>(v1::DATA_TYPE_FLOAT64, {1, 1, 2, 2}, {.5, .5, .5, .5},
+                    candidate.mutable_weights());
+  SetTensor<double>(v1::DATA_TYPE_FLOAT64, {1, 1, 2, 1}, {2, 4}, candidate.mutable_query());
+  response.Clear();
+  status = Check(request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.verdict(), v1::VERDICT_MATCH);
+  EXPECT_EQ(response.first_departure(), "");
+}
+
+TEST_F(AttentionServiceTest, CheckNamesTheFieldThatIsWrong) {
+  struct Bad {
+    const char* field;
+    const char* description;
+    v1::CheckRequest request;
+  };
+  std::vector<Bad> all;
+  const auto add = [&](const char* field, const char* description, v1::CheckRequest request,
+                       const auto& spoil) {
+    spoil(request);
+    all.push_back({field, description, std::move(request)});
+  };
+  add("query", "is unset; send query, key, value and candidate, or head", {}, [](auto&) {});
+  add("candidate", "is unset", UncausalCheck(), [](auto& r) { r.clear_candidate(); });
+  add("key.shape[3]", "is 2, must be 1", UncausalCheck(),
+      [](auto& r) { r.mutable_key()->set_shape(3, 2); });
+  add("candidate.shape[2]", "is 3, must be 2 (the query's tokens)", UncausalCheck(),
+      [](auto& r) { r.mutable_candidate()->set_shape(2, 3); });
+  add("candidate.dtype", "is UNSPECIFIED", UncausalCheck(),
+      [](auto& r) { r.mutable_candidate()->clear_dtype(); });
+  add("candidate.data", "has 15 bytes, shape and dtype say 16", UncausalCheck(),
+      [](auto& r) { r.mutable_candidate()->mutable_data()->pop_back(); });
+  add("options.softcap", "is -1", UncausalCheck(),
+      [](auto& r) { r.mutable_options()->set_softcap(-1); });
+  add("options.mask.data", "has 0 bytes", UncausalCheck(), [](auto& r) {
+    r.mutable_options()->mutable_mask()->set_dtype(v1::DATA_TYPE_BOOL);
+    r.mutable_options()->mutable_mask()->add_shape(2);
+  });
+  add("query", "is set beside head", HeadCheck(), [](auto& r) { r.mutable_query(); });
+  add("options", "is set beside head, whose options are head.options", HeadCheck(),
+      [](auto& r) { r.mutable_options(); });
+  add("head", "is unset", HeadCheck(), [](auto& r) { r.clear_head(); });
+  add("head.w_q.shape[0]", "is 2, must be 1", HeadCheck(),
+      [](auto& r) { r.mutable_head()->mutable_w_q()->set_shape(0, 2); });
+  add("head.options.scale", "must be finite", HeadCheck(),
+      [](auto& r) { r.mutable_head()->mutable_options()->set_scale(INFINITY); });
+  add("head_candidate", "is empty", HeadCheck(),
+      [](auto& r) { r.mutable_head_candidate()->Clear(); });
+  add("head_candidate.output.shape[1]", "is 2, must be 1 (the width of x)", HeadCheck(),
+      [](auto& r) { r.mutable_head_candidate()->mutable_output()->set_shape(1, 2); });
+  add("head_candidate.logits.shape", "has 2 dimensions (2, 2), must have 4", HeadCheck(),
+      [](auto& r) {
+        SetTensor<double>(v1::DATA_TYPE_FLOAT64, {2, 2}, {0, 0, 0, 0},
+                          r.mutable_head_candidate()->mutable_logits());
+      });
+  for (const Bad& bad : all) {
+    SCOPED_TRACE(bad.field);
+    v1::CheckResponse response;
+    const grpc::Status status = Check(bad.request, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    const auto detail = DetailOf<google::rpc::BadRequest>(status);
+    ASSERT_EQ(detail.field_violations_size(), 1) << status.error_message();
+    EXPECT_EQ(detail.field_violations(0).field(), bad.field);
+    EXPECT_THAT(detail.field_violations(0).description(), HasSubstr(bad.description));
+  }
 }
 
 TEST_F(AttentionServiceTest, ADeadlineThatPassesInTheQueueIsNeverComputed) {

@@ -1,0 +1,184 @@
+#include "server/check_codec.h"
+
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/cost.h"
+#include "core/errors.h"
+#include "server/codec.h"
+
+namespace attendant::server {
+namespace {
+
+absl::Status CheckUnset(bool set, const char* field, const char* why) {
+  return set ? core::InvalidField(field, why) : absl::OkStatus();
+}
+
+// That the request is about a head, or about attention alone, and not about both.
+absl::Status CheckKind(const v1::CheckRequest& request) {
+  if (!request.has_head() && !request.has_head_candidate()) {
+    if (!request.has_query()) {
+      return core::InvalidField("query",
+                                "is unset; send query, key, value and candidate, or head and "
+                                "head_candidate");
+    }
+    return CheckUnset(!request.has_candidate(), "candidate",
+                      "is unset, must hold your output for query, key and value");
+  }
+  constexpr char kBeside[] = "is set beside head: send it, or head and head_candidate";
+  for (absl::Status status : {
+           CheckUnset(request.has_query(), "query", kBeside),
+           CheckUnset(request.has_key(), "key", kBeside),
+           CheckUnset(request.has_value(), "value", kBeside),
+           CheckUnset(request.has_candidate(), "candidate", kBeside),
+           CheckUnset(request.has_options(), "options",
+                      "is set beside head, whose options are head.options"),
+           CheckUnset(!request.has_head(), "head",
+                      "is unset, must hold the inputs of head_candidate"),
+       }) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// The caller's numbers, in the order in which they are computed.
+struct Sent {
+  core::Part part;
+  std::string name;
+  const v1::Tensor* tensor;
+};
+
+std::vector<Sent> SentIn(const v1::CheckRequest& request) {
+  if (!request.has_head()) return {{core::Part::kOutput, "candidate", &request.candidate()}};
+  const v1::HeadResponse& of = request.head_candidate();
+  const std::tuple<core::Part, bool, const v1::Tensor*> all[] = {
+      {core::Part::kQuery, of.has_query(), &of.query()},
+      {core::Part::kKey, of.has_key(), &of.key()},
+      {core::Part::kValue, of.has_value(), &of.value()},
+      {core::Part::kLogits, of.has_logits(), &of.logits()},
+      {core::Part::kWeights, of.has_weights(), &of.weights()},
+      {core::Part::kContext, of.has_context(), &of.context()},
+      {core::Part::kOutput, of.has_output(), &of.output()}};
+  std::vector<Sent> sent;
+  for (const auto& [part, is_set, tensor] : all) {
+    if (!is_set) continue;
+    sent.push_back({part, absl::StrCat("head_candidate.", core::NameOf(part)), tensor});
+  }
+  return sent;
+}
+
+// Adds them to the call.
+absl::Status AddClaims(const v1::CheckRequest& request, CheckCall& call) {
+  const std::vector<Sent> sent = SentIn(request);
+  for (const Sent& one : sent) {
+    auto spec = SpecOf(one.name, *one.tensor);
+    if (!spec.ok()) return spec.status();
+    call.inputs.claims.push_back({one.part, *std::move(spec), one.tensor->data().data()});
+  }
+  if (absl::Status status = core::CheckClaims(call.inputs.claims, call.problem); !status.ok()) {
+    return status;
+  }
+  for (const Sent& one : sent) {
+    if (absl::Status status = CheckBytes(one.name, *one.tensor); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CheckCall> CallOfAttention(const v1::CheckRequest& request) {
+  const std::pair<const char*, const v1::Tensor*> tensors[] = {
+      {"query", &request.query()}, {"key", &request.key()}, {"value", &request.value()}};
+  core::TensorSpec specs[3];
+  for (int i = 0; i < 3; ++i) {
+    auto spec = SpecOf(tensors[i].first, *tensors[i].second);
+    if (!spec.ok()) return spec.status();
+    specs[i] = *std::move(spec);
+  }
+  auto options = OptionsOf(request.options());
+  if (!options.ok()) return options.status();
+  options->path = core::Path::kChunked;
+  options->return_weights = options->return_logsumexp = options->return_key_sums = false;
+  const auto problem = core::MakeProblem(specs[0], specs[1], specs[2], *options);
+  if (!problem.ok()) return problem.status();
+  for (const auto& [name, tensor] : tensors) {
+    if (absl::Status status = CheckBytes(name, *tensor); !status.ok()) return status;
+  }
+  CheckCall call;
+  if (problem->mask.has_value()) {
+    absl::Status status = CheckBytes("options.mask", request.options().mask());
+    if (!status.ok()) return status;
+    call.inputs.mask = request.options().mask().data().data();
+  }
+  call.problem = core::MakeCheckProblem(*problem);
+  call.inputs.query = request.query().data().data();
+  call.inputs.key = request.key().data().data();
+  call.inputs.value = request.value().data().data();
+  call.flops = core::ProductFlops(*problem);
+  return call;
+}
+
+// The same error of a field inside head.
+absl::Status OfHead(const absl::Status& status) {
+  const auto field = core::FieldOf(status);
+  if (!field.has_value()) return status;
+  return core::InvalidField(absl::StrCat("head.", *field), core::DescriptionOf(status));
+}
+
+absl::StatusOr<CheckCall> CallOfHead(const v1::CheckRequest& request) {
+  const v1::HeadRequest& head = request.head();
+  const auto problem = ProblemOf(head);
+  if (!problem.ok()) return OfHead(problem.status());
+  CheckCall call;
+  call.problem = core::MakeCheckProblem(*problem);
+  core::CheckInputs& inputs = call.inputs;
+  inputs.x = head.x().data().data();
+  inputs.w_q = head.w_q().data().data();
+  inputs.w_k = head.w_k().data().data();
+  inputs.w_v = head.w_v().data().data();
+  inputs.w_o = head.w_o().data().data();
+  if (head.options().has_mask()) inputs.mask = head.options().mask().data().data();
+  call.flops = core::ProductFlops(*problem);
+  return call;
+}
+
+v1::Verdict ToProto(core::Verdict verdict) {
+  switch (verdict) {
+    case core::Verdict::kMatch:
+      return v1::VERDICT_MATCH;
+    case core::Verdict::kRoundingOnly:
+      return v1::VERDICT_ROUNDING_ONLY;
+    case core::Verdict::kMismatch:
+      break;
+  }
+  return v1::VERDICT_MISMATCH;
+}
+
+}  // namespace
+
+absl::StatusOr<CheckCall> CheckCallOf(const v1::CheckRequest& request) {
+  if (absl::Status status = CheckKind(request); !status.ok()) return status;
+  auto call = request.has_head() ? CallOfHead(request) : CallOfAttention(request);
+  if (!call.ok()) return call;
+  if (absl::Status status = AddClaims(request, *call); !status.ok()) return status;
+  return call;
+}
+
+void FillResponse(const core::CheckReport& report, v1::CheckResponse* response) {
+  response->set_verdict(ToProto(report.verdict));
+  response->set_max_abs_difference(report.max_abs_difference);
+  response->set_max_ulp_difference(report.max_ulp_difference);
+  response->set_tolerance(report.tolerance);
+  response->mutable_worst_index()->Add(report.worst_index.begin(), report.worst_index.end());
+  response->set_first_departure(report.first_departure);
+  for (const core::Finding& finding : report.findings) {
+    v1::Finding* const to = response->add_findings();
+    to->set_code(finding.code);
+    to->set_message(finding.message);
+    to->set_field(finding.field);
+    to->set_residual(finding.residual);
+  }
+}
+
+}  // namespace attendant::server
