@@ -152,6 +152,7 @@ class ExplicitGradientJob {
     if (!scratch.ok()) return scratch.status();
     MaskGradientTile part(problem_, context.tile, (*scratch)->mask_sums.data());
     part.ForScores([&](int64_t batch, int64_t head, KeyRange queries, KeyRange keys) {
+      if (context.stopped()) return;
       const int64_t row = (batch * problem_.heads + head) * problem_.queries + queries.begin;
       part.Add(queries, keys, d_scores_.data() + row * problem_.keys + keys.begin, problem_.keys,
                1);
@@ -201,9 +202,11 @@ class ExplicitGradientJob {
     return status;
   }
 
-  void SinkSum(int64_t head) const {
+  void SinkSum(const TileContext& context) const {
+    const int64_t head = context.tile;
     double sum = 0;
-    for (int64_t batch = 0; batch < problem_.batch; ++batch) {
+    for (int64_t batch = 0; problem_.queries > 0 && batch < problem_.batch; ++batch) {
+      if (context.stopped()) return;
       const double* const rows =
           sink_gradients_.data() + (batch * problem_.heads + head) * problem_.queries;
       for (int64_t i = 0; i < problem_.queries; ++i) sum += rows[i];
@@ -402,7 +405,7 @@ absl::StatusOr<std::vector<Stage>> ExplicitGradientStages(const GradientProblem&
   of_keys("d_key", &ExplicitGradientJob<S>::KeyGradients);
   if (!p.sinks.empty()) {
     stages.push_back({"d_sinks", p.heads, [job](const TileContext& context) {
-                        job->SinkSum(context.tile);
+                        job->SinkSum(context);
                         return absl::OkStatus();
                       }});
   }

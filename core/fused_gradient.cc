@@ -31,13 +31,25 @@ int64_t SharedQueryRanges(const Problem& p) {
 }
 int64_t KvHeads(const Problem& p) { return SaturatingProduct({p.batch, p.kv_heads}); }
 
-// Tiles of a stage that adds to queries and keys, and the number of such stages.
-int64_t DiagonalTiles(const Problem& p) {
-  return SaturatingProduct({KvHeads(p), std::min(SharedQueryRanges(p), Ranges(p.keys))});
-}
-int64_t Diagonals(const Problem& p) {
-  return DiagonalTiles(p) == 0 ? 0 : std::max(SharedQueryRanges(p), Ranges(p.keys));
-}
+// The parts that the query ranges and the key ranges of a head of keys are divided into, so that a
+// tile is a part of each: of `ranges` ranges, more than one where there would be more stages than
+// anything needs.
+struct Diagonal {
+  static constexpr int64_t kMostStages = 1024;
+
+  explicit Diagonal(const Problem& p)
+      : ranges(std::max<int64_t>(
+            CeilDiv(std::max(SharedQueryRanges(p), Ranges(p.keys)), kMostStages), 1)),
+        queries(CeilDiv(SharedQueryRanges(p), ranges)),
+        keys(CeilDiv(Ranges(p.keys), ranges)),
+        tiles(SaturatingProduct({KvHeads(p), std::min(queries, keys)})) {}
+  int64_t stages() const { return tiles == 0 ? 0 : std::max(queries, keys); }
+
+  int64_t ranges;
+  int64_t queries;
+  int64_t keys;
+  int64_t tiles;  // of a stage
+};
 
 // Of the stage with scratch that has most.
 template <typename S>
@@ -46,7 +58,7 @@ int64_t MostTiles(const GradientProblem& g, int threads) {
   const int64_t forward = Tiling(p, p.queries, FusedTaskRows<Wide<S>>(p, threads)).tiles();
   const int64_t keys = SaturatingProduct({KvHeads(p), Ranges(p.keys)});
   const int64_t sums =
-      kIsHalf<S> ? std::max(keys, Tiling(p, p.queries, kGradientTile).tiles()) : DiagonalTiles(p);
+      kIsHalf<S> ? std::max(keys, Tiling(p, p.queries, kGradientTile).tiles()) : Diagonal(p).tiles;
   return std::max({forward, sums, g.return_d_mask ? MaskGradientTile::Tiles(p) : int64_t{0}});
 }
 
@@ -122,16 +134,30 @@ class FusedGradientJob {
   absl::Status AddTile(int64_t diagonal, const TileContext& context) {
     const auto scratch = GetScratch(context.worker);
     if (!scratch.ok()) return scratch.status();
-    const int64_t query_ranges = SharedQueryRanges(problem_);
-    const int64_t key_ranges = Ranges(problem_.keys);
-    const int64_t here = std::min(query_ranges, key_ranges);
+    const Diagonal parts(problem_);
+    const int64_t here = std::min(parts.queries, parts.keys);
     const int64_t i = context.tile % here;
-    const int64_t across = (i + diagonal) % std::max(query_ranges, key_ranges);
-    const int64_t query = query_ranges <= key_ranges ? i : across;
-    const int64_t key = query_ranges <= key_ranges ? across : i;
+    const int64_t across = (i + diagonal) % parts.stages();
+    const int64_t query = parts.queries <= parts.keys ? i : across;
+    const int64_t key = parts.queries <= parts.keys ? across : i;
     const int64_t batch = context.tile / here / problem_.kv_heads;
     const int64_t kv_head = context.tile / here % problem_.kv_heads;
-    GradientGroup<S> group = SharedGroup(batch, kv_head, query, **scratch);
+    const auto end = [&](int64_t part, int64_t all) {
+      return std::min((part + 1) * parts.ranges, all);
+    };
+    for (int64_t q = query * parts.ranges; q < end(query, SharedQueryRanges(problem_)); ++q) {
+      for (int64_t k = key * parts.ranges; k < end(key, Ranges(problem_.keys)); ++k) {
+        if (context.stopped()) return absl::OkStatus();
+        AddRanges(batch, kv_head, q, k, **scratch, context);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // What a range of queries and one of keys add to each other's gradients.
+  void AddRanges(int64_t batch, int64_t kv_head, int64_t query, int64_t key,
+                 const Scratch<S>& scratch, const TileContext& context) const {
+    GradientGroup<S> group = SharedGroup(batch, kv_head, query, scratch);
     group.keys = RangeOf(key, problem_.keys);
     if constexpr (!kIsHalf<S>) {
       group.d_query =
@@ -139,8 +165,7 @@ class FusedGradientJob {
       group.d_key = OfKeys(tensors_.d_key, batch, kv_head, group.keys);
       group.d_value = OfKeys(tensors_.d_value, batch, kv_head, group.keys);
     }
-    FusedGradient(group, (*scratch)->kernel.data(), *context.stop);
-    return absl::OkStatus();
+    FusedGradient(group, scratch.kernel.data(), *context.stop);
   }
 
   // d_query of some rows, over all keys.
@@ -200,9 +225,11 @@ class FusedGradientJob {
     return absl::OkStatus();
   }
 
-  void SinkSum(int64_t head) const {
+  void SinkSum(const TileContext& context) const {
+    const int64_t head = context.tile;
     double sum = 0;
-    for (int64_t batch = 0; batch < problem_.batch; ++batch) {
+    for (int64_t batch = 0; problem_.queries > 0 && batch < problem_.batch; ++batch) {
+      if (context.stopped()) return;
       const int64_t first = (batch * problem_.heads + head) * problem_.queries;
       for (int64_t i = 0; i < problem_.queries; ++i) {
         sum += SinkGradient(SinkWeight(problem_, head, rows_.Of(first + i)),
@@ -371,12 +398,13 @@ absl::StatusOr<std::vector<Stage>> FusedGradientStages(const GradientProblem& pr
     add("d_key", SaturatingProduct({KvHeads(p), Ranges(p.keys)}),
         [job](const TileContext& context) { return job->KeySums(context); });
   } else {
-    add("clear", KvHeads(p), [job](const TileContext& context) {
+    const bool empty = SaturatingProduct({p.keys, std::max(p.width, p.value_width)}) == 0;
+    add("clear", empty ? 0 : KvHeads(p), [job](const TileContext& context) {
       job->ClearKeys(context.tile);
       return absl::OkStatus();
     });
-    for (int64_t diagonal = 0; diagonal < Diagonals(p); ++diagonal) {
-      add("gradient", DiagonalTiles(p),
+    for (int64_t diagonal = 0; diagonal < Diagonal(p).stages(); ++diagonal) {
+      add("gradient", Diagonal(p).tiles,
           [job, diagonal](const TileContext& context) { return job->AddTile(diagonal, context); });
     }
   }
@@ -387,7 +415,7 @@ absl::StatusOr<std::vector<Stage>> FusedGradientStages(const GradientProblem& pr
   }
   if (!p.sinks.empty()) {
     add("d_sinks", p.heads, [job](const TileContext& context) {
-      job->SinkSum(context.tile);
+      job->SinkSum(context);
       return absl::OkStatus();
     });
   }

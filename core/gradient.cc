@@ -1,5 +1,6 @@
 #include "core/gradient.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,9 +9,12 @@
 #include "core/errors.h"
 #include "core/explicit_gradient.h"
 #include "core/fused_gradient.h"
+#include "core/mask_gradient.h"
 
 namespace attendant::core {
 namespace {
+
+constexpr absl::string_view kOfOutput = "as Attend's output has, in options.layout";
 
 absl::Status CheckShape(absl::string_view name, const TensorSpec& actual,
                         const std::vector<int64_t>& expected, absl::string_view what) {
@@ -51,9 +55,9 @@ absl::Status CheckGiven(const GradientSpec& spec, const Problem& p) {
   }
   for (absl::Status status :
        {CheckSameDType("output", spec.output->dtype, "query", p.dtype),
-        CheckShape("output", *spec.output, OutputShape(p), "as the output of attention"),
+        CheckShape("output", *spec.output, OutputShape(p), kOfOutput),
         CheckShape("logsumexp", *spec.logsumexp, {p.batch, p.heads, p.queries},
-                   "(batch, heads, query tokens)")}) {
+                   "the query's batch, heads and tokens, in this order")}) {
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -61,6 +65,33 @@ absl::Status CheckGiven(const GradientSpec& spec, const Problem& p) {
 
 int64_t Bytes(const Problem& p, int64_t heads, int64_t tokens, int64_t width) {
   return SaturatingProduct({p.batch, heads, tokens, width, SizeOf(p.dtype)});
+}
+
+template <typename S>
+void Clear(const TensorView<S>& tensor, int64_t batch, int64_t heads) {
+  for (int64_t head = 0; head < heads; ++head) {
+    const MatrixView<S> rows = tensor.Head(batch, head);
+    for (int64_t i = 0; i < rows.rows; ++i) std::fill_n(rows.Row(i), rows.columns, S{});
+  }
+}
+
+// Without a value's width no score has a gradient: the answer is 0, however many pairs there are.
+template <typename S>
+std::vector<Stage> ZeroStages(const GradientProblem& problem, const GradientTensors<S>& tensors) {
+  const Problem& p = problem.attend;
+  const bool wide = p.width > 0 && p.heads > 0;
+  std::vector<Stage> stages;
+  stages.push_back({"clear", wide ? p.batch : 0, [p, tensors](const TileContext& context) {
+                      Clear(tensors.d_query, context.tile, p.heads);
+                      Clear(tensors.d_key, context.tile, p.kv_heads);
+                      return absl::OkStatus();
+                    }});
+  stages.push_back({"clear", 1, [problem, tensors](const TileContext&) {
+                      if (problem.return_d_mask) ClearMaskGradient(problem.attend, tensors.d_mask);
+                      std::fill_n(tensors.d_sinks, problem.attend.sinks.size(), 0.0);
+                      return absl::OkStatus();
+                    }});
+  return stages;
 }
 
 }  // namespace
@@ -74,7 +105,7 @@ absl::StatusOr<GradientProblem> MakeGradientProblem(const GradientSpec& spec) {
   if (!attend.ok()) return attend.status();
   for (absl::Status status :
        {CheckSameDType("d_output", spec.d_output.dtype, "query", attend->dtype),
-        CheckShape("d_output", spec.d_output, OutputShape(*attend), "as the output of attention"),
+        CheckShape("d_output", spec.d_output, OutputShape(*attend), kOfOutput),
         CheckGiven(spec, *attend)}) {
     if (!status.ok()) return status;
   }
@@ -89,6 +120,8 @@ template <typename S>
 absl::StatusOr<std::vector<Stage>> GradientStages(const GradientProblem& problem,
                                                   const GradientTensors<S>& tensors,
                                                   const Resources& resources) {
+  if (ResponseBytes(problem) == 0) return std::vector<Stage>();
+  if (problem.attend.value_width == 0) return ZeroStages(problem, tensors);
   switch (problem.attend.path) {
     case Path::kExplicit:
       return ExplicitGradientStages(problem, tensors, resources);
@@ -112,6 +145,7 @@ template absl::StatusOr<std::vector<Stage>> GradientStages(const GradientProblem
                                                            const Resources&);
 
 int64_t GradientWorkspaceBytes(const GradientProblem& problem, int threads) {
+  if (ResponseBytes(problem) == 0 || problem.attend.value_width == 0) return 0;
   return problem.attend.path == Path::kExplicit ? ExplicitGradientWorkspaceBytes(problem, threads)
                                                 : FusedGradientWorkspaceBytes(problem, threads);
 }

@@ -73,12 +73,14 @@ absl::StatusOr<std::vector<Stage>> GradientStages(const GradientProblem& problem
                                                   const GradientTensors<S>& tensors,
                                                   const Resources& resources);
 
-// Most scratch held at one time, in bytes. Of the chunked path a constant a thread, and 16 bytes a
-// query row (32 of FLOAT64).
+// Most scratch held at one time, in bytes, but for a copy of a few rows of d_output a thread where
+// its width_stride is not 1. Of the chunked path a constant a thread, and 12 bytes a query row, 16
+// with an additive mask (FLOAT64: twice that).
 int64_t GradientWorkspaceBytes(const GradientProblem& problem, int threads);
 
-// The matrix products over visible pairs, 2 a multiply-add: five, of which one the scores again,
-// and two more where the forward runs inside.
+// The matrix products over visible pairs, 2 a multiply-add: five, of which one is the scores, and
+// on the chunked path two more where the forward runs inside. A softcap's further product of the
+// explicit path is not counted.
 int64_t ProductFlops(const GradientProblem& problem);
 
 // Bytes of the tensors in a response.

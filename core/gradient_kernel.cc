@@ -38,9 +38,10 @@ constexpr int kProductVectors = 4;
 constexpr int kProductVectors = 2;
 #endif
 
-// Rows are multiplied in strips of so many columns. Those that lie near each other are read in
-// place; others would share few sets of L1, and are packed.
-constexpr int64_t kNearStride = 256;
+// Rows are multiplied in strips of so many columns. Those that lie no further apart than this many
+// bytes are read in place; others would share few sets of L1, and are packed. Measured at 512 bytes
+// (Zen 3): 0.80 of the peak in place, 0.75 packed.
+constexpr int64_t kNearStride = 1024;
 template <typename T>
 constexpr int64_t StripColumns() {
   return kProductVectors * LanesOf<T>();
@@ -51,17 +52,27 @@ constexpr int64_t RowsTogether() {
   return kTogether * kMostVectors * LanesOf<T>();
 }
 
-// Rows as the second factor of a product: in place, or packed as [strip][row][column of the strip],
+// The second factor of a product: rows in place, or packed as [strip][row][column of the strip],
 // the last strip's missing columns 0.
-template <typename S, typename T = Wide<S>>
-struct PackedRows {
+template <typename T>
+struct RowStrips {
   const T* data = nullptr;
   int64_t strip_stride = 0;
   int64_t row_stride = 0;
-  MatrixView<const S> left_out;  // the same rows, where packed ones have 0 for what is not finite
-  int64_t first = 0;             // the row at which a product's steps begin
 
-  const T* Strip(int64_t strip) const { return data + strip * strip_stride + first * row_stride; }
+  const T* Strip(int64_t strip) const { return data + strip * strip_stride; }
+  RowStrips From(int64_t row) const { return {data + row * row_stride, strip_stride, row_stride}; }
+};
+
+template <typename S>
+struct PackedRows {
+  RowStrips<Wide<S>> strips;
+  MatrixView<const S> left_out;  // the same rows, where packed ones have 0 for what is not finite
+
+  // REQUIRES: first + count <= the number of rows.
+  PackedRows From(int64_t first, int64_t count) const {
+    return {strips.From(first), left_out.rows == 0 ? left_out : left_out.Rows(first, count)};
+  }
 };
 template <typename T>
 int64_t PackedElements(int64_t rows, int64_t columns) {
@@ -73,12 +84,12 @@ int64_t PackedElements(int64_t rows, int64_t columns) {
 template <typename S, typename T = Wide<S>>
 PackedRows<S> PackStrips(const MatrixView<const S>& rows, bool hides, T* to) {
   constexpr int64_t kColumns = StripColumns<T>();
-  PackedRows<S> packed{to, rows.rows * kColumns, kColumns, {}};
+  PackedRows<S> packed{{to, rows.rows * kColumns, kColumns}, {}};
   if (hides && !AllRowsFinite(rows)) packed.left_out = rows;
   if constexpr (!kIsHalf<S>) {
     const bool near = rows.stride * static_cast<int64_t>(sizeof(T)) <= kNearStride;
     if (near && rows.columns % kColumns == 0 && packed.left_out.rows == 0) {
-      return {rows.data, kColumns, rows.stride, {}};
+      return {{rows.data, kColumns, rows.stride}, {}};
     }
   }
   for (int64_t x = 0; x < rows.columns; x += kColumns) {
@@ -153,8 +164,8 @@ HWY_INLINE void ProductTile(const Factor<T>* factors, int count, int64_t row,
 // What PackStrips left out, for the pairs that take part: a hidden one's factor is 0.
 template <typename S, typename T = Wide<S>>
 HWY_NOINLINE void AddLeftOut(const Factor<T>* factors, int count, const MatrixView<const S>& rows,
-                             int64_t first, const MatrixView<T>& sums) {
-  for (int f = 0; f < count; first += factors[f++].steps) {
+                             const MatrixView<T>& sums) {
+  for (int64_t f = 0, first = 0; f < count; first += factors[f++].steps) {
     const Factor<T>& factor = factors[f];
     for (int64_t step = 0; step < factor.steps; ++step) {
       const S* const from = rows.Row(first + step);
@@ -170,18 +181,18 @@ HWY_NOINLINE void AddLeftOut(const Factor<T>* factors, int count, const MatrixVi
   }
 }
 
-// sums += factors * rows.
-template <typename S, typename T = Wide<S>>
-HWY_NOINLINE void AddProduct(const Factor<T>* factors, int count, const PackedRows<S>& rows,
-                             const MatrixView<T>& sums) {
+// sums += factors * strips.
+template <typename T>
+HWY_NOINLINE void AddStrips(const Factor<T>* factors, int count, const RowStrips<T>& strips,
+                            const MatrixView<T>& sums) {
   constexpr int64_t kColumns = StripColumns<T>();
   for (int64_t x = 0; x < sums.columns; x += kColumns) {
-    const T* const strip = rows.Strip(x / kColumns);
+    const T* const strip = strips.Strip(x / kColumns);
     const int64_t columns = std::min(kColumns, sums.columns - x);
     const auto tile = [&]<int kRows>(int64_t row) HWY_ATTR {
       T* to[kRows];
       for (int r = 0; r < kRows; ++r) to[r] = sums.Row(row + r) + x;
-      ProductTile<T, kRows>(factors, count, row, strip, rows.row_stride, to, columns);
+      ProductTile<T, kRows>(factors, count, row, strip, strips.row_stride, to, columns);
     };
     int64_t row = 0;
     for (; row + kProductRows <= sums.rows; row += kProductRows) {
@@ -189,7 +200,14 @@ HWY_NOINLINE void AddProduct(const Factor<T>* factors, int count, const PackedRo
     }
     for (; row < sums.rows; ++row) tile.template operator()<1>(row);
   }
-  if (rows.left_out.rows > 0) AddLeftOut(factors, count, rows.left_out, rows.first, sums);
+}
+
+// sums += factors * rows.
+template <typename S, typename T = Wide<S>>
+void AddProduct(const Factor<T>* factors, int count, const PackedRows<S>& rows,
+                const MatrixView<T>& sums) {
+  AddStrips(factors, count, rows.strips, sums);
+  if (rows.left_out.rows > 0) AddLeftOut(factors, count, rows.left_out, sums);
 }
 
 // A panel of queries and what it makes of a block: [key][vector][lane].
@@ -458,9 +476,7 @@ void AddGradients(const GradientGroup<S>& group, const Together<S>& together, Ke
     weights[i] = {panel.weights, lanes, 1, rows};
     d_scores[i] = {panel.d_scores, lanes, 1, rows};
     if (group.d_query.data != nullptr) {
-      // The strips of these keys alone.
-      PackedRows<S> of_block = key;
-      of_block.first = in_tile.begin;
+      const PackedRows<S> of_block = key.From(in_tile.begin, in_tile.size());
       const Factor<T> across{panel.d_scores, 1, lanes, in_tile.size()};
       AddProduct(&across, 1, of_block, group.d_query.Rows(done, rows));
     }

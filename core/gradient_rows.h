@@ -27,17 +27,26 @@ struct RowReference {
   T shift = 0;
 };
 
+// From here on a logsumexp shares the mask's size: what is left of both once the mask's largest
+// number is taken off is more exact than their difference in base 2, of a few units in the last
+// place.
+template <typename T>
+inline constexpr T kLargeLogSumExp = 4096;
+
 // From the row's logsumexp. mask: of the head; seen: the keys that the query sees.
 template <typename T>
 RowReference<T> ReferenceOf(T logsumexp, const HeadMask<T>& mask, int64_t query, KeyRange seen) {
   RowReference<T> row;
-  row.shift = std::abs(logsumexp) < kFar<T> ? T{0} : mask.Shift(query, seen);
+  if (mask.added() && std::abs(logsumexp) >= kLargeLogSumExp<T>) {
+    const T largest = mask.Largest(query, seen);
+    if (std::isfinite(largest)) row.shift = largest;
+  }
   const double base_2 =
       (static_cast<double>(logsumexp) - static_cast<double>(row.shift)) * std::numbers::log2e;
   if (std::isinf(base_2)) return row;  // sees no key; beside +infinity nothing weighs
   const double rounded = std::isnan(base_2) ? 0 : std::rint(base_2);
   row.reference = static_cast<T>(rounded);
-  row.inverse_sum = static_cast<T>(std::exp2(rounded - base_2));
+  row.inverse_sum = static_cast<T>(std::exp2(static_cast<double>(row.reference) - base_2));
   return row;
 }
 

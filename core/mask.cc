@@ -64,8 +64,7 @@ bool HeadMask<T>::Hides(int64_t query, int64_t key) const {
 }
 
 template <typename T>
-T HeadMask<T>::Shift(int64_t query, KeyRange keys) const {
-  if (!added()) return 0;
+T HeadMask<T>::Largest(int64_t query, KeyRange keys) const {
   T largest = kHiddenBias<T>;
   for (int64_t first = keys.begin; first < keys.end; first += kReadKeys) {
     const KeyRange part{first, std::min(first + kReadKeys, keys.end)};
@@ -73,6 +72,13 @@ T HeadMask<T>::Shift(int64_t query, KeyRange keys) const {
     Read(query, part, numbers);
     for (int64_t j = 0; j < part.size(); ++j) largest = std::max(largest, numbers[j]);
   }
+  return largest;
+}
+
+template <typename T>
+T HeadMask<T>::Shift(int64_t query, KeyRange keys) const {
+  if (!added()) return 0;
+  const T largest = Largest(query, keys);
   const bool far = std::isfinite(largest) && std::abs(largest) >= kFar<T>;
   return far && sink_ - largest < kFar<T> ? largest : T{0};
 }

@@ -52,6 +52,10 @@ class HeadMask {
     return data_ + (query * query_stride_ + key * key_stride_) * SizeOf(dtype_);
   }
 
+  // The largest of the numbers of a row that sees `keys`; -infinity where it hides them all.
+  // REQUIRES: present().
+  T Largest(int64_t query, KeyRange keys) const;
+
   // What is subtracted from the numbers of a row that sees `keys`, so that what decides between far
   // ones is their difference: the largest of those it sees if that is far, else 0. 0 as well where
   // a sink outweighs every key anyway.

@@ -124,18 +124,18 @@ TYPED_TEST(GradientTest, MatchesTheOracleOnRandomProblems) {
 TYPED_TEST(GradientTest, TheMasksGradientIsSummedOverWhatItWasBroadcastTo) {
   using S = typename TypeParam::Stored;
   const Sizes sizes{.batch = 2,
-                    .heads = 4,
-                    .kv_heads = 2,
+                    .heads = 2,
+                    .kv_heads = 1,
                     .queries = 200,
-                    .keys = 230,
+                    .keys = 110,
                     .width = 4,
                     .value_width = 3};
   AttendOptions options = Options(Causal::kBottomRight);
   options.softcap = 3;
-  options.sinks = {0.5, -1, 0, 2};
-  options.alibi_slopes = {0.1, 0.2, 0, -0.1};
-  options.key_lengths = {230, 201};
-  options.window = Window{150, std::nullopt};
+  options.sinks = {0.5, -1};
+  options.alibi_slopes = {0.1, -0.1};
+  options.key_lengths = {110, 81};
+  options.window = Window{90, std::nullopt};
   for (int64_t b : {int64_t{1}, sizes.batch}) {
     for (int64_t h : {int64_t{1}, sizes.heads}) {
       for (int64_t i : {int64_t{1}, sizes.queries}) {
@@ -337,6 +337,78 @@ TYPED_TEST(GradientTest, EqualSentinelsShareTheGradient) {
     const std::vector<S> ones = Stored<S>({Wide<S>{1}});
     const Gradients<S> g = this->Compute(p, inputs, ones);
     for (const double d_value : ToDouble(g.value)) EXPECT_NEAR(d_value, 0.25, 1e-6) << sentinel;
+  }
+}
+
+// A request of no bytes asks for no work.
+TEST(GradientStagesTest, EmptyGradientsCostNothing) {
+  for (const Path path : kBothPaths) {
+    Problem p =
+        ProblemOf<float>({.queries = 1 << 30, .keys = 1 << 30, .width = 0, .value_width = 0}, {});
+    p.path = path;
+    EXPECT_EQ(GradientWorkspaceBytes(GradientOf(p), 2), 0);
+    const auto stages = GradientStages<float>(GradientOf(p), {}, {});
+    ASSERT_TRUE(stages.ok());
+    EXPECT_TRUE(stages->empty());
+    p.batch = 1 << 30;
+    p.queries = p.keys = 0;
+    p.width = p.value_width = 4;
+    p.sinks = {1};
+    double d_sink = -1;
+    GradientTensors<float> tensors;
+    tensors.d_sinks = &d_sink;
+    Workspace workspace;
+    Scheduler scheduler(2);
+    auto sinks = GradientStages<float>(GradientOf(p), tensors, {&workspace, 2, {}});
+    ASSERT_TRUE(sinks.ok());
+    EXPECT_TRUE(scheduler.Run(*std::move(sinks)).ok());
+    EXPECT_EQ(d_sink, 0);
+  }
+}
+
+// However many heads share a head of keys, or ranges of tokens there are.
+TEST(GradientStagesTest, TheNumberOfStagesIsBounded) {
+  Scheduler scheduler(2);
+  const Problem p = ProblemOf<float>(
+      {.heads = 3000, .kv_heads = 1, .queries = 1, .keys = 3, .width = 1, .value_width = 1}, {});
+  const Inputs<float> inputs = RandomInputs<float>(p, 9);
+  const std::vector<float> d_output = RandomDOutput<float>(p, 9);
+  std::vector<float> d_query(3000), d_key(3), d_value(3);
+  GradientTensors<float> tensors;
+  tensors.query = {inputs.query.data(), p.layout, 3000, 1, 1};
+  tensors.key = {inputs.key.data(), p.layout, 1, 3, 1};
+  tensors.value = {inputs.value.data(), p.layout, 1, 3, 1};
+  tensors.d_output = Dense(p, d_output);
+  tensors.d_query = {d_query.data(), p.layout, 3000, 1, 1};
+  tensors.d_key = {d_key.data(), p.layout, 1, 3, 1};
+  tensors.d_value = {d_value.data(), p.layout, 1, 3, 1};
+  Workspace workspace;
+  auto stages = GradientStages<float>(GradientOf(p), tensors, {&workspace, 2, {}});
+  ASSERT_TRUE(stages.ok());
+  EXPECT_LE(stages->size(), 1030u);
+  ASSERT_TRUE(scheduler.Run(*std::move(stages)).ok());
+  Gradients<float> actual;
+  actual.query = d_query;
+  actual.key = d_key;
+  actual.value = d_value;
+  ExpectGradients(GradientOf(p), inputs, actual, GradientOracleOf(p, inputs, d_output));
+}
+
+// What the caller's own float logsumexp loses there, as docs/gradient.md says: -1e9 + ln 4 is -1e9,
+// so each weight is 1.
+TEST(GradientGivenTest, OneFloatLogsumexpLosesTheSumBesideASentinel) {
+  AttendOptions options;
+  options.mask = TensorSpec{DType::kFloat32, {1, 4}};
+  Scheduler scheduler(1);
+  for (const Path path : kBothPaths) {
+    Problem p = ProblemOf<float>({.queries = 1, .keys = 4, .width = 2, .value_width = 1}, options);
+    p.path = path;
+    Inputs<float> inputs{{0, 0}, std::vector<float>(8), {1, 2, 3, 4}, {}};
+    inputs.mask = MaskOf(DType::kFloat32, {-1e9, -1e9, -1e9, -1e9});
+    const std::vector<float> one = {1};
+    const Gradients<float> g = ComputeGradients(GradientOf(p, true), inputs, Dense(p, one),
+                                                scheduler, Forward(p, inputs, scheduler));
+    for (const float d_value : g.value) EXPECT_NEAR(d_value, 1, 1e-6);
   }
 }
 
