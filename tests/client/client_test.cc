@@ -12,6 +12,7 @@ namespace attendant {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::FloatEq;
 using ::testing::HasSubstr;
 
 class ClientTest : public testing::Test {
@@ -122,6 +123,43 @@ TEST_F(ClientTest, PartsOfTheKeysMergeIntoTheWhole) {
   EXPECT_FLOAT_EQ(merged->output.values<float>()[0], whole.output.values<float>()[0]);
   EXPECT_FLOAT_EQ(merged->logsumexp.values<float>()[0], whole.logsumexp->values<float>()[0]);
   EXPECT_EQ(client_->Merge({}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Two keys of the same score with the values 1 and 3: half of d_output each, and scores that are
+// pulled apart.
+TEST_F(ClientTest, BackwardReturnsGradientsWithAndWithoutTheForwardsResults) {
+  const std::vector<float> query = {0};
+  const std::vector<float> keys = {5, 6};
+  const std::vector<float> values = {1, 3};
+  const std::vector<float> d_output = {4};
+  const std::vector<float> mask = {0, 0};
+  v1::AttendOptions options;
+  options.mutable_mask()->set_dtype(v1::DATA_TYPE_FLOAT32);
+  options.mutable_mask()->add_shape(2);
+  options.mutable_mask()->set_data(mask.data(), mask.size() * sizeof(float));
+  BackwardInputs inputs = {.query = {query, {1, 1, 1, 1}},
+                           .key = {keys, {1, 1, 2, 1}},
+                           .value = {values, {1, 1, 2, 1}},
+                           .d_output = {d_output, {1, 1, 1, 1}},
+                           .return_d_mask = true};
+  options.set_return_logsumexp(true);
+  const auto forward = client_->Attend(inputs.query, inputs.key, inputs.value, options);
+  ASSERT_TRUE(forward.ok()) << forward.status();
+  for (const bool given : {false, true}) {
+    if (given) {
+      inputs.output = forward->output.ref();
+      inputs.logsumexp = forward->logsumexp->ref();
+    }
+    const auto result = client_->Backward(inputs, options);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_THAT(result->d_value.values<float>(), ElementsAre(FloatEq(2), FloatEq(2)));
+    ASSERT_TRUE(result->d_mask.has_value());
+    EXPECT_THAT(result->d_mask->values<float>(), ElementsAre(FloatEq(-2), FloatEq(2)));
+    EXPECT_THAT(result->d_query.values<float>(), ElementsAre(FloatEq(2)));  // -2 * 5 + 2 * 6
+    EXPECT_TRUE(result->d_sinks.empty());
+  }
+  inputs.logsumexp.reset();
+  EXPECT_EQ(client_->Backward(inputs, options).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(ClientTest, EstimateTellsWhatACallWouldCost) {

@@ -2,7 +2,7 @@
 # attend check against a real server: verdicts, findings, and what it exits with.
 . "$(dirname "$0")/lib.sh"
 
-start_server --drain_delay=0s
+start_server --measure_peak=false --drain_delay=0s
 export ATTENDANT_SERVER=$address
 
 # Arrays to ask about: outputs of other calls.

@@ -15,7 +15,7 @@ long_call() { "$bin/attend" --server="$address" --timeout=5m call --shape=1,8,"$
 
 # Work that is running is finished, and readiness goes first.
 # oneDNN's tiles: a sanitizer build does not slow them down.
-start_server --drain_delay=1s --drain_timeout=250s --kernel=onednn
+start_server --measure_peak=false --drain_delay=1s --drain_timeout=250s --kernel=onednn
 long_call 8192 > "$work/call.out" 2>&1 &
 call=$!
 await_job
@@ -30,7 +30,7 @@ wait "$server_pid" || fail "exit code $? with work running"
 server_pid=
 
 # Work that outlives the timeout is cancelled, and the exit code is 0 all the same.
-start_server --drain_delay=0s --drain_timeout=0s --kernel=onednn
+start_server --measure_peak=false --drain_delay=0s --drain_timeout=0s --kernel=onednn
 long_call 32768 > "$work/call.out" 2>&1 &
 call=$!
 await_job
@@ -43,7 +43,7 @@ wait "$call" || code=$?
 grep -q 'shut down' "$work/call.out" || { cat "$work/call.out" >&2; fail "no reason given"; }
 
 # Idle, it exits right after the delay.
-start_server --drain_delay=0s --drain_timeout=100s
+start_server --measure_peak=false --drain_delay=0s --drain_timeout=100s
 kill -TERM "$server_pid"
 begin=$SECONDS
 wait "$server_pid" || fail "exit code $? when idle"
@@ -51,7 +51,7 @@ server_pid=
 [ $((SECONDS - begin)) -lt 50 ] || fail "an idle server waited for the timeout"
 
 # A second signal ends it at once.
-start_server --drain_delay=100s
+start_server --measure_peak=false --drain_delay=100s
 kill -TERM "$server_pid"
 for _ in $(seq 100); do
   grep -q 'not ready any more' "$work/server.log" && break
@@ -65,7 +65,7 @@ server_pid=
 [ "$code" = 143 ] || fail "exit code $code after the second signal"
 
 # A taken port is named, and the exit code says so.
-start_server --drain_delay=0s
+start_server --measure_peak=false --drain_delay=0s
 exits 1 "cannot serve gRPC on $address" "$bin/attendant" --listen="$address" \
   --metrics_listen=127.0.0.1:0
 metrics_address=$(echo "$metrics" | sed 's|http://||; s|/metrics||')

@@ -2,7 +2,7 @@
 # attend lesson --all against a real server: a line for each claim, and all of them hold.
 . "$(dirname "$0")/lib.sh"
 
-start_server --drain_delay=0s
+start_server --measure_peak=false --drain_delay=0s
 export ATTENDANT_SERVER=$address
 
 claims="float64 rows symmetric qk-circuit ov-circuit row-constant paths float32 overflow

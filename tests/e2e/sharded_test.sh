@@ -17,7 +17,7 @@ servers=
 for server in 1 2 3; do
   work=$folder/$server
   mkdir "$work"
-  start_server --drain_delay=0s
+  start_server --measure_peak=false --drain_delay=0s
   pids+=("$server_pid")
   servers=$servers${servers:+,}$address
 done
