@@ -137,7 +137,7 @@ class FusedGradientJob {
     const Diagonal parts(problem_);
     const int64_t here = std::min(parts.queries, parts.keys);
     const int64_t i = context.tile % here;
-    const int64_t across = (i + diagonal) % parts.stages();
+    const int64_t across = (i + diagonal) % std::max({parts.queries, parts.keys, int64_t{1}});
     const int64_t query = parts.queries <= parts.keys ? i : across;
     const int64_t key = parts.queries <= parts.keys ? across : i;
     const int64_t batch = context.tile / here / problem_.kv_heads;

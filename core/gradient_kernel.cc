@@ -509,8 +509,8 @@ void ForBlocks(const GradientGroup<S>& group, const GradientKeys<S>& tile, bool 
       for (int i = 0; i < together.panels; ++i) {
         PanelGradients(seer, block, of_products, scratch.panels[i], scratch.seen);
       }
-      if (!visit(together, keys, {keys.begin - tile.keys.begin, keys.end - tile.keys.begin}))
-        return;
+      const KeyRange in_tile{keys.begin - tile.keys.begin, keys.end - tile.keys.begin};
+      if (!visit(together, keys, in_tile)) return;
     }
   }
 }

@@ -158,6 +158,7 @@ absl::StatusOr<BackwardResult> Client::Backward(const BackwardInputs& inputs,
   if (inputs.output) tensors.emplace_back(&*inputs.output, request.mutable_output());
   if (inputs.logsumexp) tensors.emplace_back(&*inputs.logsumexp, request.mutable_logsumexp());
   std::vector<const TensorRef*> sizes;
+  sizes.reserve(tensors.size());
   for (const auto& tensor : tensors) sizes.push_back(tensor.first);
   if (absl::Status status = CheckSize(sizes); !status.ok()) return status;
   for (const auto& [from, to] : tensors) Fill(*from, to);
