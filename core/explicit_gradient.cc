@@ -204,14 +204,9 @@ class ExplicitGradientJob {
 
   void SinkSum(const TileContext& context) const {
     const int64_t head = context.tile;
-    double sum = 0;
-    for (int64_t batch = 0; problem_.queries > 0 && batch < problem_.batch; ++batch) {
-      if (context.stopped()) return;
-      const double* const rows =
-          sink_gradients_.data() + (batch * problem_.heads + head) * problem_.queries;
-      for (int64_t i = 0; i < problem_.queries; ++i) sum += rows[i];
-    }
-    tensors_.d_sinks[head] = sum;
+    SumSinkGradient(
+        problem_, context, head, [&](int64_t row) { return sink_gradients_.data()[row]; },
+        tensors_.d_sinks + head);
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/checked_math.h"
+#include "core/clear_rows.h"
 #include "core/fused_kernel.h"
 #include "core/fused_path.h"
 #include "core/gradient_kernel.h"
@@ -111,7 +112,7 @@ class FusedGradientJob {
     if (!scratch.ok()) return scratch.status();
     const MatrixView<S> d_query =
         tensors_.d_query.Head(block.batch, block.head).Rows(block.first, block.count);
-    for (int64_t i = 0; i < block.count; ++i) std::fill_n(d_query.Row(i), d_query.columns, S{});
+    ClearRows(d_query);
     if (given_) {
       TakeRows(block);
     } else {
@@ -124,10 +125,8 @@ class FusedGradientJob {
   void ClearKeys(int64_t tile) {
     const int64_t batch = tile / problem_.kv_heads;
     const int64_t head = tile % problem_.kv_heads;
-    for (const TensorView<S>* const tensor : {&tensors_.d_key, &tensors_.d_value}) {
-      const MatrixView<S> rows = tensor->Head(batch, head);
-      for (int64_t i = 0; i < rows.rows; ++i) std::fill_n(rows.Row(i), rows.columns, S{});
-    }
+    ClearRows(tensors_.d_key.Head(batch, head));
+    ClearRows(tensors_.d_value.Head(batch, head));
   }
 
   // A tile of stage `diagonal`. REQUIRES: S is not half precision.
@@ -227,16 +226,13 @@ class FusedGradientJob {
 
   void SinkSum(const TileContext& context) const {
     const int64_t head = context.tile;
-    double sum = 0;
-    for (int64_t batch = 0; problem_.queries > 0 && batch < problem_.batch; ++batch) {
-      if (context.stopped()) return;
-      const int64_t first = (batch * problem_.heads + head) * problem_.queries;
-      for (int64_t i = 0; i < problem_.queries; ++i) {
-        sum += SinkGradient(SinkWeight(problem_, head, rows_.Of(first + i)),
-                            static_cast<double>(rows_.delta()[first + i]));
-      }
-    }
-    tensors_.d_sinks[head] = sum;
+    SumSinkGradient(
+        problem_, context, head,
+        [&](int64_t row) {
+          return SinkGradient(SinkWeight(problem_, head, rows_.Of(row)),
+                              static_cast<double>(rows_.delta()[row]));
+        },
+        tensors_.d_sinks + head);
   }
 
  private:
@@ -288,31 +284,17 @@ class FusedGradientJob {
 
   void Forward(const Tiling::Block& block, const Scratch<S>& scratch,
                const TileContext& context) const {
-    const int64_t row = RowOf(block.batch, block.head, block.first);
-    const int64_t kv_head = problem_.KvHead(block.head);
-    FusedGroup<S> group;
-    group.problem = &problem_;
-    group.batch = block.batch;
-    group.head = block.head;
-    group.first_query = block.first;
-    group.query = tensors_.query.Head(block.batch, block.head).Rows(block.first, block.count);
-    group.key = tensors_.key.Head(block.batch, kv_head);
-    group.value = tensors_.value.Head(block.batch, kv_head);
-    group.mask = HeadMask<T>(problem_, tensors_.mask, block.batch, block.head);
-    group.d_output =
-        DOutput(block.batch, block.head, {block.first, block.first + block.count}, scratch);
-    group.reference = rows_.reference() + row;
-    group.inverse_sum = rows_.inverse_sum() + row;
-    group.delta = rows_.delta() + row;
-    if (rows_.shift() != nullptr) group.shift = rows_.shift() + row;
-    FusedForward(group, scratch.kernel.data(), *context.stop);
+    FusedForward(Group<FusedGroup<S>>(block.batch, block.head,
+                                      {block.first, block.first + block.count}, scratch),
+                 scratch.kernel.data(), *context.stop);
   }
 
-  // Everything of a tile but its keys and sums.
-  GradientGroup<S> Group(int64_t batch, int64_t head, KeyRange queries,
-                         const Scratch<S>& scratch) const {
+  // What the forward's group and the gradient's have in common: all of a tile but its sums, and the
+  // latter's keys.
+  template <typename Kind = GradientGroup<S>>
+  Kind Group(int64_t batch, int64_t head, KeyRange queries, const Scratch<S>& scratch) const {
     const int64_t row = RowOf(batch, head, queries.begin);
-    GradientGroup<S> group;
+    Kind group;
     group.problem = &problem_;
     group.batch = batch;
     group.head = head;
@@ -403,8 +385,9 @@ absl::StatusOr<std::vector<Stage>> FusedGradientStages(const GradientProblem& pr
       job->ClearKeys(context.tile);
       return absl::OkStatus();
     });
-    for (int64_t diagonal = 0; diagonal < Diagonal(p).stages(); ++diagonal) {
-      add("gradient", Diagonal(p).tiles,
+    const Diagonal parts(p);
+    for (int64_t diagonal = 0; diagonal < parts.stages(); ++diagonal) {
+      add("gradient", parts.tiles,
           [job, diagonal](const TileContext& context) { return job->AddTile(diagonal, context); });
     }
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "core/clear_rows.h"
 
 // The OpenMP API's own declaration; its header belongs to the compiler, and analysers bring none.
 extern "C" void omp_set_num_threads(int threads);
@@ -19,19 +20,12 @@ int64_t LeadingDimension(const MatrixView<T>& matrix) {
   return std::max<int64_t>({matrix.stride, matrix.columns, 1});
 }
 
-template <typename T>
-void Zero(MatrixView<T> matrix) {
-  for (int64_t row = 0; row < matrix.rows; ++row) {
-    std::fill_n(matrix.Row(row), matrix.columns, T{0});
-  }
-}
-
 // True where nothing is left for a library; c then holds the result. depth: K.
 template <typename T>
 bool DoneWithoutLibrary(int64_t depth, MatrixView<T> c, bool accumulate) {
   if (c.rows == 0 || c.columns == 0) return true;
   if (depth > 0) return false;
-  if (!accumulate) Zero(c);
+  if (!accumulate) ClearRows(c);
   return true;
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/checked_math.h"
+#include "core/clear_rows.h"
 #include "core/cost.h"
 #include "core/errors.h"
 #include "core/explicit_gradient.h"
@@ -67,14 +68,6 @@ int64_t Bytes(const Problem& p, int64_t heads, int64_t tokens, int64_t width) {
   return SaturatingProduct({p.batch, heads, tokens, width, SizeOf(p.dtype)});
 }
 
-template <typename S>
-void Clear(const TensorView<S>& tensor, int64_t batch, int64_t heads) {
-  for (int64_t head = 0; head < heads; ++head) {
-    const MatrixView<S> rows = tensor.Head(batch, head);
-    for (int64_t i = 0; i < rows.rows; ++i) std::fill_n(rows.Row(i), rows.columns, S{});
-  }
-}
-
 // Without a value's width no score has a gradient: the answer is 0, however many pairs there are.
 template <typename S>
 std::vector<Stage> ZeroStages(const GradientProblem& problem, const GradientTensors<S>& tensors) {
@@ -82,8 +75,12 @@ std::vector<Stage> ZeroStages(const GradientProblem& problem, const GradientTens
   const bool wide = p.width > 0 && p.heads > 0;
   std::vector<Stage> stages;
   stages.push_back({"clear", wide ? p.batch : 0, [p, tensors](const TileContext& context) {
-                      Clear(tensors.d_query, context.tile, p.heads);
-                      Clear(tensors.d_key, context.tile, p.kv_heads);
+                      for (int64_t head = 0; head < p.heads; ++head) {
+                        ClearRows(tensors.d_query.Head(context.tile, head));
+                      }
+                      for (int64_t head = 0; head < p.kv_heads; ++head) {
+                        ClearRows(tensors.d_key.Head(context.tile, head));
+                      }
                       return absl::OkStatus();
                     }});
   stages.push_back({"clear", 1, [problem, tensors](const TileContext&) {

@@ -13,6 +13,7 @@
 #include "core/checked_math.h"
 #include "core/gradient.h"
 #include "core/half.h"
+#include "core/job.h"
 #include "core/mask.h"
 #include "core/workspace.h"
 
@@ -62,6 +63,20 @@ double SinkWeight(const Problem& problem, int64_t head, const RowReference<T>& r
 // The part of a row in the gradient of its head's sink. A weight of 0 takes no part.
 inline double SinkGradient(double weight, double delta) {
   return weight == 0 ? 0 : -weight * delta;
+}
+
+// Of a head: the sum of of_row(row) over its rows of all batches, row of (B, H, Tq). Returns early,
+// with d_sink not written, once stopped.
+template <typename OfRow>
+void SumSinkGradient(const Problem& p, const TileContext& context, int64_t head,
+                     const OfRow& of_row, double* d_sink) {
+  double sum = 0;
+  for (int64_t batch = 0; p.queries > 0 && batch < p.batch; ++batch) {
+    if (context.stopped()) return;
+    const int64_t first = (batch * p.heads + head) * p.queries;
+    for (int64_t row = first; row < first + p.queries; ++row) sum += of_row(row);
+  }
+  *d_sink = sum;
 }
 
 // Arrays of (B, H, Tq). Thread-compatible.

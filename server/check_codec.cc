@@ -88,29 +88,15 @@ absl::Status AddClaims(const v1::CheckRequest& request, CheckCall& call) {
 }
 
 absl::StatusOr<CheckCall> CallOfAttention(const v1::CheckRequest& request) {
-  const std::pair<const char*, const v1::Tensor*> tensors[] = {
-      {"query", &request.query()}, {"key", &request.key()}, {"value", &request.value()}};
-  core::TensorSpec specs[3];
-  for (int i = 0; i < 3; ++i) {
-    auto spec = SpecOf(tensors[i].first, *tensors[i].second);
-    if (!spec.ok()) return spec.status();
-    specs[i] = *std::move(spec);
-  }
-  auto options = OptionsOf(request.options());
-  if (!options.ok()) return options.status();
-  options->path = core::Path::kChunked;
-  options->return_weights = options->return_logsumexp = options->return_key_sums = false;
-  const auto problem = core::MakeProblem(specs[0], specs[1], specs[2], *options);
+  const auto problem = AttentionOf(request.query(), request.key(), request.value(),
+                                   request.options(), [](core::AttendOptions& options) {
+                                     options.path = core::Path::kChunked;
+                                     options.return_weights = options.return_logsumexp =
+                                         options.return_key_sums = false;
+                                   });
   if (!problem.ok()) return problem.status();
-  for (const auto& [name, tensor] : tensors) {
-    if (absl::Status status = CheckBytes(name, *tensor); !status.ok()) return status;
-  }
   CheckCall call;
-  if (problem->mask.has_value()) {
-    absl::Status status = CheckBytes("options.mask", request.options().mask());
-    if (!status.ok()) return status;
-    call.inputs.mask = request.options().mask().data().data();
-  }
+  if (problem->mask.has_value()) call.inputs.mask = request.options().mask().data().data();
   call.problem = core::MakeCheckProblem(*problem);
   call.inputs.query = request.query().data().data();
   call.inputs.key = request.key().data().data();

@@ -153,43 +153,52 @@ const void* MaskOf(const v1::AttendOptions& options) {
 
 }  // namespace
 
-absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request) {
-  const std::pair<const char*, const v1::Tensor*> tensors[] = {
-      {"query", &request.query()}, {"key", &request.key()}, {"value", &request.value()}};
-  core::TensorSpec specs[3];
-  for (int i = 0; i < 3; ++i) {
-    auto spec = SpecOf(tensors[i].first, *tensors[i].second);
+absl::Status ReadSpecs(absl::Span<const TensorPart> parts) {
+  for (const TensorPart& part : parts) {
+    auto spec = SpecOf(part.name, *part.tensor);
     if (!spec.ok()) return spec.status();
-    specs[i] = *std::move(spec);
+    *part.spec = *std::move(spec);
   }
-  const auto options = OptionsOf(request.options());
+  return absl::OkStatus();
+}
+
+absl::Status CheckBytes(absl::Span<const TensorPart> parts) {
+  for (const TensorPart& part : parts) {
+    if (absl::Status status = CheckBytes(part.name, *part.tensor); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<core::Problem> AttentionOf(const v1::Tensor& query, const v1::Tensor& key,
+                                          const v1::Tensor& value, const v1::AttendOptions& message,
+                                          void (*change)(core::AttendOptions&)) {
+  core::TensorSpec specs[3];
+  const TensorPart parts[] = {
+      {"query", &query, &specs[0]}, {"key", &key, &specs[1]}, {"value", &value, &specs[2]}};
+  if (absl::Status status = ReadSpecs(parts); !status.ok()) return status;
+  auto options = OptionsOf(message);
   if (!options.ok()) return options.status();
+  if (change != nullptr) change(*options);
   auto problem = core::MakeProblem(specs[0], specs[1], specs[2], *options);
   if (!problem.ok()) return problem;
-  for (const auto& [name, tensor] : tensors) {
-    if (absl::Status status = CheckBytes(name, *tensor); !status.ok()) return status;
+  for (absl::Status status : {CheckBytes(parts), CheckMaskBytes(message)}) {
+    if (!status.ok()) return status;
   }
-  if (absl::Status status = CheckMaskBytes(request.options()); !status.ok()) return status;
   return problem;
+}
+
+absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request) {
+  return AttentionOf(request.query(), request.key(), request.value(), request.options());
 }
 
 absl::StatusOr<core::HeadProblem> ProblemOf(const v1::HeadRequest& request) {
   core::HeadSpec spec;
-  struct Part {
-    const char* name;
-    const v1::Tensor* tensor;
-    core::TensorSpec* spec;
-  };
-  const Part parts[] = {{"x", &request.x(), &spec.x},
-                        {"w_q", &request.w_q(), &spec.w_q},
-                        {"w_k", &request.w_k(), &spec.w_k},
-                        {"w_v", &request.w_v(), &spec.w_v},
-                        {"w_o", &request.w_o(), &spec.w_o}};
-  for (const Part& part : parts) {
-    auto tensor = SpecOf(part.name, *part.tensor);
-    if (!tensor.ok()) return tensor.status();
-    *part.spec = *std::move(tensor);
-  }
+  const TensorPart parts[] = {{"x", &request.x(), &spec.x},
+                              {"w_q", &request.w_q(), &spec.w_q},
+                              {"w_k", &request.w_k(), &spec.w_k},
+                              {"w_v", &request.w_v(), &spec.w_v},
+                              {"w_o", &request.w_o(), &spec.w_o}};
+  if (absl::Status status = ReadSpecs(parts); !status.ok()) return status;
   const auto options = OptionsOf(request.options());
   if (!options.ok()) return options.status();
   spec.options = *options;
@@ -197,10 +206,9 @@ absl::StatusOr<core::HeadProblem> ProblemOf(const v1::HeadRequest& request) {
   spec.return_intermediates = request.return_intermediates();
   auto problem = core::MakeHeadProblem(spec);
   if (!problem.ok()) return problem;
-  for (const Part& part : parts) {
-    if (absl::Status status = CheckBytes(part.name, *part.tensor); !status.ok()) return status;
+  for (absl::Status status : {CheckBytes(parts), CheckMaskBytes(request.options())}) {
+    if (!status.ok()) return status;
   }
-  if (absl::Status status = CheckMaskBytes(request.options()); !status.ok()) return status;
   return problem;
 }
 
@@ -231,36 +239,23 @@ absl::StatusOr<core::MergeProblem> ProblemOf(const v1::MergeRequest& request) {
 absl::StatusOr<core::GradientProblem> ProblemOf(const v1::BackwardRequest& request) {
   core::GradientSpec spec;
   spec.return_d_mask = request.return_d_mask();
-  if (request.has_output()) spec.output.emplace();
-  if (request.has_logsumexp()) spec.logsumexp.emplace();
-  struct Part {
-    const char* name;
-    const v1::Tensor* tensor;
-    core::TensorSpec* spec;  // null: not given
-  };
-  const Part parts[] = {
-      {"query", &request.query(), &spec.query},
-      {"key", &request.key(), &spec.key},
-      {"value", &request.value(), &spec.value},
-      {"d_output", &request.d_output(), &spec.d_output},
-      {"output", &request.output(), spec.output ? &*spec.output : nullptr},
-      {"logsumexp", &request.logsumexp(), spec.logsumexp ? &*spec.logsumexp : nullptr}};
-  for (const Part& part : parts) {
-    if (part.spec == nullptr) continue;
-    auto tensor = SpecOf(part.name, *part.tensor);
-    if (!tensor.ok()) return tensor.status();
-    *part.spec = *std::move(tensor);
+  std::vector<TensorPart> parts = {{"query", &request.query(), &spec.query},
+                                   {"key", &request.key(), &spec.key},
+                                   {"value", &request.value(), &spec.value},
+                                   {"d_output", &request.d_output(), &spec.d_output}};
+  if (request.has_output()) parts.push_back({"output", &request.output(), &spec.output.emplace()});
+  if (request.has_logsumexp()) {
+    parts.push_back({"logsumexp", &request.logsumexp(), &spec.logsumexp.emplace()});
   }
+  if (absl::Status status = ReadSpecs(parts); !status.ok()) return status;
   const auto options = OptionsOf(request.options());
   if (!options.ok()) return options.status();
   spec.options = *options;
   auto problem = core::MakeGradientProblem(spec);
   if (!problem.ok()) return problem;
-  for (const Part& part : parts) {
-    if (part.spec == nullptr) continue;
-    if (absl::Status status = CheckBytes(part.name, *part.tensor); !status.ok()) return status;
+  for (absl::Status status : {CheckBytes(parts), CheckMaskBytes(request.options())}) {
+    if (!status.ok()) return status;
   }
-  if (absl::Status status = CheckMaskBytes(request.options()); !status.ok()) return status;
   return problem;
 }
 

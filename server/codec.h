@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "attendant/v1/attention.pb.h"
 #include "core/estimate.h"
 #include "core/gradient.h"
@@ -29,6 +30,23 @@ absl::StatusOr<core::AttendOptions> OptionsOf(const v1::AttendOptions& options);
 // Returns INVALID_ARGUMENT naming `name`.data where its length is not what shape and dtype say.
 // REQUIRES: the shape was checked.
 absl::Status CheckBytes(absl::string_view name, const v1::Tensor& tensor);
+
+// A tensor of a request, and where its type and shape go.
+struct TensorPart {
+  const char* name;
+  const v1::Tensor* tensor;
+  core::TensorSpec* spec;
+};
+
+// As SpecOf for each, and as CheckBytes for each: the first error.
+absl::Status ReadSpecs(absl::Span<const TensorPart> parts);
+absl::Status CheckBytes(absl::Span<const TensorPart> parts);
+
+// Attention's problem from its tensors, whose byte counts and the mask's are checked as well.
+// change: what is made of the options before they are checked, or null. Errors as of ProblemOf.
+absl::StatusOr<core::Problem> AttentionOf(const v1::Tensor& query, const v1::Tensor& key,
+                                          const v1::Tensor& value, const v1::AttendOptions& options,
+                                          void (*change)(core::AttendOptions&) = nullptr);
 
 // A request's shapes and options as a checked problem, its byte counts checked as well. Returns
 // INVALID_ARGUMENT or UNIMPLEMENTED naming the field.
