@@ -115,6 +115,10 @@ constexpr Entry kEntries[] = {
      "hidden before it"},
     {Mistake::kFullyMaskedRowsNan, Kind::kEmptyRows, "fully_masked_rows_nan", "weights", "weights",
      "rows that see no key are NaN, 0/0; they are 0"},
+    {Mistake::kFullyMaskedRowsAveraged, Kind::kEmptyRows, "fully_masked_rows_averaged", "weights",
+     "weights",
+     "rows that see no key are the mean of all values, since a large number such as -1e9 took the "
+     "place of every score alike; they are 0"},
     {Mistake::kSoftcapIgnored, Kind::kSoftcap, "softcap_ignored", "options.softcap", nullptr,
      "the scores were not capped; they become softcap * tanh(score / softcap)"},
     {Mistake::kSoftcapAfterMask, Kind::kSoftcap, "softcap_after_mask", "options.softcap", nullptr,
@@ -208,6 +212,7 @@ bool AppliesToSoftmax(const CheckProblem& problem, Mistake mistake) {
     case Mistake::kMaskAfterSoftmax:
       return HidesByPosition(p) || p.mask.has_value();
     case Mistake::kFullyMaskedRowsNan:
+    case Mistake::kFullyMaskedRowsAveraged:
       return p.sinks.empty() && (HidesByPosition(p) || p.mask.has_value());
     default:  // kNotNormalised, kNoMaxSubtraction
       return true;

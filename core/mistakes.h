@@ -43,6 +43,7 @@ enum class Mistake : uint8_t {
   kMaskScaled,
   kMaskAfterSoftmax,
   kFullyMaskedRowsNan,
+  kFullyMaskedRowsAveraged,
   kSoftcapIgnored,
   kSoftcapAfterMask,
   kPaddedKeysNotMasked,

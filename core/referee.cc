@@ -809,7 +809,7 @@ absl::StatusOr<bool> Referee::IsArithmetic(size_t level, bool declared, double* 
                                       rows->score_bound() + scratch->facts[0].mask_reach);
     for (int64_t d = 0; d < width; ++d) {
       const double other = simulated->data()[d];
-      if (!(Apart(theirs[d], other) <= allowed.Of(ours[d]))) return false;
+      if (!declared && !(Apart(theirs[d], other) <= allowed.Of(ours[d]))) return false;
       likeness.Add(theirs[d], other, ours[d]);
     }
   }

@@ -397,6 +397,12 @@ absl::Status VariantRows::WeighOverOthers(int64_t batch, int64_t head, int64_t f
   return absl::OkStatus();
 }
 
+double VariantRows::WeightOfEmptyRow() const {
+  if (variant_.Has(Mistake::kFullyMaskedRowsNan)) return kNan;
+  const bool averaged = variant_.Has(Mistake::kFullyMaskedRowsAveraged);
+  return averaged ? 1 / static_cast<double>(variant_.problem.keys) : 0;
+}
+
 absl::Status VariantRows::Weights(int64_t batch, int64_t head, int64_t first, int64_t count,
                                   const Statistics& statistics, double* weights, RowFacts* facts) {
   const Problem& p = variant_.problem;
@@ -422,7 +428,7 @@ absl::Status VariantRows::Weights(int64_t batch, int64_t head, int64_t first, in
   for (int64_t i = 0; i < count; ++i) {
     double* const row = weights + i * p.keys;
     if (facts[i].empty) {
-      std::fill_n(row, p.keys, variant_.Has(Mistake::kFullyMaskedRowsNan) ? kNan : 0.0);
+      std::fill_n(row, p.keys, WeightOfEmptyRow());
     } else if (!over_others) {
       WeighRow(sink, of_head, row);
     }

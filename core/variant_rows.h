@@ -117,6 +117,7 @@ class VariantRows {
   void Hide(int64_t batch, int64_t head, int64_t query, double with, double* row) const;
   double Exp(double x) const;
 
+  double WeightOfEmptyRow() const;
   absl::Status Weights(int64_t batch, int64_t head, int64_t first, int64_t count,
                        const Statistics& statistics, double* weights, RowFacts* facts);
   void WeighRow(double sink, const double* statistics, double* row) const;

@@ -144,6 +144,14 @@ std::string Wrapped(const std::string& text, size_t indent) {
   return lines;
 }
 
+std::string UlpsOf(int64_t ulps, const std::string& type) {
+  if (ulps == std::numeric_limits<int64_t>::max()) return "no number: one side is NaN";
+  // Beyond it a count says nothing: numbers of either sign, or of other magnitudes.
+  constexpr int64_t kTelling = 1'000'000;
+  if (ulps > kTelling) return absl::StrCat("more than ", kTelling, " of ", type);
+  return absl::StrCat("at most ", ulps, " of ", type);
+}
+
 void PrintDifference(const Question& question, const v1::CheckResponse& response) {
   const std::string name = NameOfWorst(question, response);
   const Candidate& candidate = question.candidates.at(name);
@@ -161,11 +169,8 @@ void PrintDifference(const Question& question, const v1::CheckResponse& response
                     absl::StrFormat("%.9g", Numbers(candidate.tensor, element, 1)[0]));
   }
   std::printf("difference  %s\n", text.c_str());
-  const bool nan = response.max_ulp_difference() == std::numeric_limits<int64_t>::max();
-  std::printf("in ulps     %s\n", nan ? "no number: one side is NaN"
-                                      : absl::StrCat("at most ", response.max_ulp_difference(),
-                                                     " of ", TypeName(candidate.tensor.dtype))
-                                            .c_str());
+  std::printf("in ulps     %s\n",
+              UlpsOf(response.max_ulp_difference(), TypeName(candidate.tensor.dtype)).c_str());
 }
 
 void Print(const Question& question, const v1::CheckResponse& response) {

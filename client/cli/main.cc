@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -269,6 +270,8 @@ void AddEstimateSizes(CLI::App& estimate, v1::EstimateRequest& request) {
       AddNumber<int64_t>(estimate, "--keys", "Key tokens", [&](int64_t n) { request.set_keys(n); });
   auto* const tokens =
       AddNumber<int64_t>(estimate, "--tokens", "Query and key tokens", [&](int64_t n) {
+        // The server would speak of queries.
+        if (n < 0) throw CLI::ValidationError("--tokens", "is less than 0");
         request.set_queries(n);
         request.set_keys(n);
       });
@@ -334,7 +337,10 @@ void AddEstimateOptions(CLI::App& estimate, EstimateArguments& arguments) {
   estimate.add_flag("--json", arguments.json, "Print one JSON object, in base units, and no plots");
   estimate
       .add_option("--svg", arguments.svg, "Where to draw the cost against the tokens, an .svg file")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check([](const std::string& path) {
+        return absl::EndsWith(path, ".svg") ? "" : "'" + path + "' must end in .svg, which it is";
+      });
 }
 
 // Flags of .npy files that are given all or not at all; returns the first.

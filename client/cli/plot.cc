@@ -31,7 +31,12 @@ absl::Span<const Prefix> PrefixesOf(Unit unit) {
   // Largest first.
   static constexpr Prefix kOperations[] = {{1e18, " E"}, {1e15, " P"}, {1e12, " T"}, {1e9, " G"},
                                            {1e6, " M"},  {1e3, " k"},  {1, ""}};
-  static constexpr Prefix kSeconds[] = {{1, " s"}, {1e-3, " ms"}, {1e-6, " us"}};
+  static constexpr Prefix kSeconds[] = {{86400 * 365.25, " years"},
+                                        {86400, " days"},
+                                        {3600, " h"},
+                                        {1, " s"},
+                                        {1e-3, " ms"},
+                                        {1e-6, " us"}};
   static constexpr Prefix kBytes[] = {{0x1p60, " EiB"}, {0x1p50, " PiB"}, {0x1p40, " TiB"},
                                       {0x1p30, " GiB"}, {0x1p20, " MiB"}, {0x1p10, " KiB"},
                                       {1, " B"}};
@@ -57,7 +62,9 @@ const Prefix& PrefixOf(double value, Unit unit) {
 
 // For an axis: without digits that say nothing.
 std::string TickName(double value, Unit unit) {
-  const Prefix& prefix = PrefixOf(value * (1 + 1e-9), unit);
+  Prefix prefix = PrefixOf(value * (1 + 1e-9), unit);
+  // Powers of ten are none of hours.
+  if (unit == Unit::kSeconds && prefix.factor > 1) prefix = {1, " s"};
   return absl::StrFormat("%.4g%s", value / prefix.factor, prefix.name);
 }
 

@@ -2,11 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
 
-#include "absl/strings/str_cat.h"
+#include "tests/temp_dir.h"
 
 namespace attendant::cli {
 namespace {
@@ -14,9 +13,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Tests run side by side, each in a process of its own.
 std::string PathOf(const std::string& name) {
-  return absl::StrCat(testing::TempDir(), getpid(), "_", name);
+  static const TempDir folder;
+  return folder.PathOf(name);
 }
 
 std::string WriteBytes(const std::string& name, const std::string& bytes) {

@@ -25,6 +25,9 @@ TEST(PlotTest, NumbersHaveFourDigitsAndAPrefix) {
   EXPECT_EQ(Scaled(0.0125, Unit::kSeconds), "12.50 ms");
   EXPECT_EQ(Scaled(4.5e-7, Unit::kSeconds), "0.450 us");
   EXPECT_EQ(Scaled(90, Unit::kSeconds), "90.00 s");
+  EXPECT_EQ(Scaled(7200, Unit::kSeconds), "2.000 h");
+  EXPECT_EQ(Scaled(1e6, Unit::kSeconds), "11.57 days");
+  EXPECT_EQ(Scaled(1e9, Unit::kSeconds), "31.69 years");
 }
 
 // y = x^2 and y = 16 x over 1 to 256, which meet at 16.

@@ -1,4 +1,4 @@
-// The C++ examples of README.md, compiled: they link the target attendant_client alone.
+// The C++ examples of README.md and docs/, compiled: they link the target attendant_client alone.
 #include <cstdio>
 
 #include "client/cpp/client.h"
@@ -21,7 +21,21 @@ absl::Status Run() {
       (*client)->Attend({query, shape}, {key, shape}, {value, shape}, options);
   if (!result.ok()) return result.status();
   absl::Span<const float> output = result->output.values<float>();
-  std::printf("%zu numbers\n", output.size());
+
+  // docs/gradient.md
+  std::vector<float> d_output(query.size());
+  absl::StatusOr<attendant::BackwardResult> gradient =
+      (*client)->Backward({.query = {query, shape},
+                           .key = {key, shape},
+                           .value = {value, shape},
+                           .d_output = {d_output, shape},
+                           .output = result->output.ref(),
+                           .logsumexp = result->logsumexp->ref()},
+                          options);
+  if (!gradient.ok()) return gradient.status();
+  absl::Span<const float> d_query = gradient->d_query.values<float>();
+
+  std::printf("%zu numbers\n", output.size() + d_query.size());
   return absl::OkStatus();
 }
 

@@ -277,6 +277,9 @@ void HideWeights(const Hiding& hiding, const Array& scores, const Bugs& bugs, Ar
         }
         for (int64_t j = 0; j < x.width; ++j) {
           if (sees_none && bugs.count("fully_masked_rows_nan") > 0) x(b, h, i, j) = std::nan("");
+          if (sees_none && bugs.count("fully_masked_rows_averaged") > 0) {
+            x(b, h, i, j) = 1.0 / static_cast<double>(x.width);
+          }
         }
       }
     }

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -373,6 +374,30 @@ TEST(RefereeTest, NarrowerArithmeticIsRoundingOnly) {
   expect(CheckOutput(p, inputs, ToDouble(half)), "float16_arithmetic");
   expect(CheckOutput(p, inputs, brain), "bfloat16_arithmetic");
   expect(CheckOutput(p, inputs, ToDouble(brain)), "bfloat16_arithmetic");
+}
+
+// A candidate whose type is narrower than the request's was rounded, whatever else it is.
+template <typename S>
+void ExpectNamedByItsType() {
+  Scheduler scheduler(2);
+  for (uint32_t seed = 1; seed <= 100 && !testing::Test::HasFailure(); ++seed) {
+    TensorSpec mask;
+    const Problem p = RandomProblems(seed).Next<float>(mask);
+    SCOPED_TRACE(absl::StrCat(Describe(p), " seed ", seed));
+    Inputs<float> inputs = RandomInputs<float>(p, seed);
+    inputs.mask = RandomMask(mask, seed);
+    const CheckReport report =
+        CheckOutput(p, inputs, Stored<S>(Compute(p, inputs, scheduler).output));
+    if (report.verdict == Verdict::kMatch) continue;
+    EXPECT_EQ(report.verdict, Verdict::kRoundingOnly);
+    EXPECT_THAT(CodesOf(report), ElementsAre(absl::StrCat(
+                                     absl::AsciiStrToLower(NameOf(DTypeOf<S>())), "_arithmetic")));
+  }
+}
+
+TEST(RefereeTest, ANarrowerTypeIsNamedInEveryProblem) {
+  ExpectNamedByItsType<Float16>();
+  ExpectNamedByItsType<BFloat16>();
 }
 
 // A last step in double leaves numbers that float does not hold: they are as far away as float's.

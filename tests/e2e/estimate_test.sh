@@ -85,6 +85,8 @@ one_line
 exits 5 'options.mask.shape\[1\]: is 3, must be 1 or 4' "$bin/attend" estimate --tokens=4 --width=4 \
   --mask_shape=4,3
 one_line
+exits 2 '^--svg: .*picture.png. must end in .svg' "$bin/attend" estimate --tokens=4 --width=4 --svg=picture.png
+exits 2 '^--tokens: is less than 0' "$bin/attend" estimate --tokens=-3 --width=4
 exits 4 'cannot be written' "$bin/attend" estimate --tokens=4 --width=4 --svg=/no/such/folder/x.svg
 kill -TERM "$server_pid"
 wait "$server_pid" || fail "the server did not exit 0"

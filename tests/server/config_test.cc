@@ -8,6 +8,8 @@
 #include <fstream>
 #include <vector>
 
+#include "tests/temp_dir.h"
+
 namespace attendant::server {
 namespace {
 
@@ -29,7 +31,8 @@ class ScopedVariable {
 };
 
 std::string WriteFile(const std::string& name, const std::string& text) {
-  const std::string path = testing::TempDir() + "/" + name;
+  static const TempDir folder;
+  const std::string path = folder.PathOf(name);
   std::ofstream(path) << text;
   return path;
 }
