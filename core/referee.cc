@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/checked_math.h"
 #include "core/comparison.h"
+#include "core/cost.h"
 #include "core/errors.h"
 #include "core/gemm.h"
 #include "core/mutex.h"
@@ -33,6 +34,10 @@ constexpr int64_t kMostOfTile = int64_t{1} << 24;
 constexpr int64_t kSamples = 7;
 // Rows that narrower arithmetic is simulated on.
 constexpr size_t kSimulated = 3;
+// What the suspects of a round may hold, or eight of the largest where that is more: hundreds of
+// pairs survive the first look at times, and each holds numbers for every key of every head.
+constexpr int64_t kSuspectBytes = int64_t{64} << 20;
+constexpr int64_t kFewestSuspects = 8;
 // A mistake explains a difference where it leaves this part of it or less.
 constexpr double kLeft = 1.0 / 8;
 // Numbers that a narrower type holds though ours are not, and that need half of its bits or more:
@@ -43,6 +48,39 @@ int64_t CountOf(const TensorSpec& spec) {
   int64_t count = 1;
   for (const int64_t size : spec.shape) count = SaturatingProduct({count, size});
   return count;
+}
+
+// Elements of the mask up to the last that is read.
+int64_t MaskElements(const Problem& p) {
+  if (CheckedProduct({p.batch, p.heads, p.queries, p.keys}) == 0) return 0;
+  const MaskLayout& mask = *p.mask;
+  return 1 + mask.batch_stride * (p.batch - 1) + mask.head_stride * (p.heads - 1) +
+         mask.query_stride * (p.queries - 1) + mask.key_stride * (p.keys - 1);
+}
+
+// Numbers of the statistics of all heads.
+int64_t StatisticsOf(const Problem& p) {
+  return SaturatingProduct({p.batch, p.heads, VariantRows::StatisticsOfHead(p)});
+}
+
+int64_t BytesOf(int64_t doubles) {
+  return SaturatingProduct({doubles, static_cast<int64_t>(sizeof(double))});
+}
+
+// What a problem has beside its sizes.
+int64_t OptionBytes(const Problem& p) {
+  return BytesOf(
+      static_cast<int64_t>(p.key_lengths.size() + p.alibi_slopes.size() + p.sinks.size()));
+}
+
+// An upper bound of what one suspect holds, and all of a round.
+int64_t BytesOfSuspect(const Problem& p, bool has_statistics) {
+  return SaturatingSum({static_cast<int64_t>(sizeof(Variant)), OptionBytes(p),
+                        has_statistics ? BytesOf(StatisticsOf(p)) : int64_t{0}});
+}
+int64_t BytesOfSuspects(const Problem& p) {
+  return std::max(kSuspectBytes,
+                  SaturatingProduct({kFewestSuspects, BytesOfSuspect(p, /*has_statistics=*/true)}));
 }
 
 // Bounds of what a check computes from.
@@ -67,9 +105,16 @@ struct Suspect {
   Buffer<double> statistics;  // of each head of each batch
 };
 
+// What survived the first look.
+struct Screened {
+  size_t index = 0;  // as of Suspect
+  size_t reproduced = 0;
+};
+
 // One round of trying: single mistakes, or pairs.
 struct Round {
   std::vector<MistakeSet> sets;
+  std::vector<Screened> screened;
   std::vector<std::unique_ptr<Suspect>> suspects;
 };
 
@@ -124,7 +169,6 @@ class Referee : public std::enable_shared_from_this<Referee> {
   absl::Status Room(int64_t count, double** to);
   void Measure(const double* rows, int64_t count, int64_t width, double* norm);
   void MeasureColumns();
-  Problem HonestProblem() const;
   AttendTensors<double> HonestTensors() const;
   absl::Status Project(int64_t tile);
 
@@ -147,6 +191,7 @@ class Referee : public std::enable_shared_from_this<Referee> {
   bool PairsAreTried() const { return undecided_ && Found(singles_, claims()).empty(); }
   std::vector<const Suspect*> Found(const Round& round, size_t reproduced) const;
   absl::Status Screen(Round& round, const TileContext& context);
+  absl::Status Select(Round& round, const TileContext& context);
   absl::Status ComputeStatistics(Round& round, const TileContext& context);
   absl::Status Confirm(Round& round, const TileContext& context);
   absl::StatusOr<bool> Reproduces(VariantRows& rows, const Variant& variant, size_t index,
@@ -260,25 +305,15 @@ absl::Status Referee::Allocate() {
   if (p.mask.has_value() && !p.AddsMask()) {
     sources_.mask_flags = static_cast<const uint8_t*>(inputs_.mask);
   } else if (p.AddsMask()) {
-    const MaskLayout& mask = *p.mask;
-    // Elements up to the last that is read.
-    const auto last = [](int64_t stride, int64_t size) {
-      return size > 0 ? stride * (size - 1) : 0;
-    };
-    const bool none = CheckedProduct({p.batch, p.heads, p.queries, p.keys}) == 0;
-    const int64_t count =
-        none ? 0
-             : 1 + last(mask.batch_stride, p.batch) + last(mask.head_stride, p.heads) +
-                   last(mask.query_stride, p.queries) + last(mask.key_stride, p.keys);
-    absl::Status status = Widened(inputs_.mask, mask.dtype, count, &sources_.mask_numbers);
+    absl::Status status =
+        Widened(inputs_.mask, p.mask->dtype, MaskElements(p), &sources_.mask_numbers);
     if (!status.ok()) return status;
   }
   return Room(elements(p.heads, p.queries, p.value_width), &context_);
 }
 
 // The attention that is right, as the paths compute it.
-Problem Referee::HonestProblem() const {
-  Problem p = attend();
+Problem HonestProblem(Problem p) {
   p.dtype = DType::kFloat64;
   p.path = Path::kChunked;
   if (p.AddsMask()) p.mask->dtype = DType::kFloat64;
@@ -622,13 +657,11 @@ bool Referee::LeavesLittle(double residual) const {
 
 // Tries a few rows of each claim.
 absl::Status Referee::Screen(Round& round, const TileContext& context) {
-  auto suspect = std::make_unique<Suspect>();
-  suspect->index = static_cast<size_t>(context.tile);
-  const MistakeSet& set = round.sets[suspect->index];
+  const auto index = static_cast<size_t>(context.tile);
+  const MistakeSet& set = round.sets[index];
   // Where nothing is finite, two mistakes that leave NaN everywhere cannot be told apart.
   if (set.list().size() > 1 && !comparisons_[first_].any_finite) return absl::OkStatus();
-  suspect->variant = VariantOf(problem_, set);
-  const Variant& variant = suspect->variant;
+  const Variant variant = VariantOf(problem_, set);
   auto rows =
       VariantRows::Make(problem_, variant, sources_, kLevels[level_[first_]].dtype, 1, workspace_);
   if (!rows.ok()) return rows.status();
@@ -662,16 +695,33 @@ absl::Status Referee::Screen(Round& round, const TileContext& context) {
     if (reproduced == first_) residual = of_claim;
   }
   if (reproduced <= first_ || !LeavesLittle(residual)) return absl::OkStatus();
-  suspect->reproduced = reproduced;
-  if (NeedsStatistics(set)) {
-    auto buffer = workspace_.Allocate<double>(
-        SaturatingProduct({variant.problem.batch, variant.problem.heads,
-                           VariantRows::StatisticsOfHead(variant.problem)}));
-    if (!buffer.ok()) return buffer.status();
-    suspect->statistics = *std::move(buffer);
-  }
   MutexLock lock(mutex_);
-  round.suspects.push_back(std::move(suspect));
+  round.screened.push_back({index, reproduced});
+  return absl::OkStatus();
+}
+
+// Makes suspects of what survived, in order, as far as there is room for them.
+absl::Status Referee::Select(Round& round, const TileContext&) {
+  std::sort(round.screened.begin(), round.screened.end(),
+            [](const Screened& a, const Screened& b) { return a.index < b.index; });
+  int64_t room = BytesOfSuspects(attend());
+  for (const Screened& screened : round.screened) {
+    const MistakeSet& set = round.sets[screened.index];
+    const bool has_statistics = NeedsStatistics(set);
+    const int64_t bytes = BytesOfSuspect(attend(), has_statistics);
+    if (bytes > room) continue;
+    room -= bytes;
+    auto suspect = std::make_unique<Suspect>();
+    suspect->variant = VariantOf(problem_, set);
+    suspect->index = screened.index;
+    suspect->reproduced = screened.reproduced;
+    if (has_statistics) {
+      auto buffer = workspace_.Allocate<double>(StatisticsOf(suspect->variant.problem));
+      if (!buffer.ok()) return buffer.status();
+      suspect->statistics = *std::move(buffer);
+    }
+    round.suspects.push_back(std::move(suspect));
+  }
   return absl::OkStatus();
 }
 
@@ -888,6 +938,7 @@ std::vector<Stage> Referee::StagesOf(Round& round, const char* name,
                  }};
   };
   return {stage(": a few rows", static_cast<int64_t>(round.sets.size()), &Referee::Screen),
+          stage(": select", 1, &Referee::Select),
           stage(": statistics", attend().batch * attend().heads, &Referee::ComputeStatistics),
           stage(": all rows", TilesOfRows(), &Referee::Confirm)};
 }
@@ -932,7 +983,7 @@ absl::StatusOr<std::vector<Stage>> Referee::Stages(const Resources& resources) {
     r.MeasureColumns();
     return absl::OkStatus();
   });
-  auto attention = AttendStages<double>(HonestProblem(), HonestTensors(), resources);
+  auto attention = AttendStages<double>(HonestProblem(attend()), HonestTensors(), resources);
   if (!attention.ok()) return attention.status();
   std::move(attention->begin(), attention->end(), std::back_inserter(stages));
   add("compare", TilesOfRows(),
@@ -990,6 +1041,39 @@ std::vector<Axis> AxesOf(const CheckProblem& problem, Part part) {
   return {batch, heads, tokens, width};
 }
 
+// Numbers that a check holds from its start to its end, those of attention left aside.
+int64_t HeldNumbers(const CheckProblem& problem) {
+  const Problem& p = problem.attend;
+  const bool widened = p.dtype != DType::kFloat64;
+  const int64_t joined = SaturatingProduct({p.heads, p.value_width});
+  const int64_t tokens = SaturatingProduct({p.batch, p.queries});
+  const int64_t keys = SaturatingProduct({p.batch, p.kv_heads, p.keys});
+  int64_t numbers = SaturatingProduct({tokens, joined});  // the output
+  const auto add = [&numbers](bool held, int64_t rows, int64_t columns) {
+    if (held) numbers = SaturatingSum({numbers, SaturatingProduct({rows, columns})});
+  };
+  if (p.AddsMask()) add(p.mask->dtype != DType::kFloat64, 1, MaskElements(p));
+  if (!problem.head) {
+    add(widened, SaturatingProduct({tokens, p.heads}), p.width);
+    add(widened, keys, SaturatingSum({p.width, p.value_width}));
+    return numbers;
+  }
+  const int64_t columns = SaturatingSum({SaturatingProduct({2, p.heads, p.width}), joined});
+  add(true, tokens, columns);
+  add(widened, SaturatingSum({tokens, columns, joined}), problem.d_model);
+  return numbers;
+}
+
+// An upper bound of what one tile holds.
+int64_t NumbersOfTile(const CheckProblem& problem, const std::vector<Claim>& claims) {
+  int64_t widest = problem.attend.value_width;
+  for (const Claim& one : claims) widest = std::max(widest, WidthOf(problem, one.part));
+  const int64_t rows = RowsOfTile(problem);
+  // Ours, theirs and simulated; what a first look finds of the other rows.
+  return SaturatingSum({VariantRows::MostNumbers(problem, rows),
+                        SaturatingProduct({3, rows, widest}), StatisticsOf(problem.attend)});
+}
+
 }  // namespace
 
 absl::string_view NameOf(Part part) {
@@ -1035,6 +1119,18 @@ absl::Status CheckClaims(const std::vector<Claim>& claims, CheckProblem& problem
     }
   }
   return absl::OkStatus();
+}
+
+int64_t CheckWorkspaceBytes(const CheckProblem& problem, const std::vector<Claim>& claims,
+                            const Resources& resources) {
+  const Problem& p = problem.attend;
+  const Problem honest = HonestProblem(p);
+  const int64_t searches = SaturatingProduct({2, BytesOfSuspects(p)});
+  const int64_t tile = SaturatingSum(
+      {BytesOf(NumbersOfTile(problem, claims)), SaturatingProduct({2, OptionBytes(p)})});
+  return SaturatingSum({BytesOf(HeldNumbers(problem)),
+                        CostOf(honest, resources.threads, resources.kernel).workspace_bytes,
+                        SaturatingProduct({resources.threads, tile}), searches});
 }
 
 absl::StatusOr<std::vector<Stage>> CheckStages(const CheckProblem& problem,

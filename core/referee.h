@@ -80,6 +80,12 @@ CheckProblem MakeCheckProblem(const HeadProblem& problem);
 // is.
 absl::Status CheckClaims(const std::vector<Claim>& claims, CheckProblem& problem);
 
+// An upper bound of the scratch that a check holds, in bytes: most of it for the search of a
+// mistake, which a candidate that matches does without. The resources' workspace is not looked at.
+// REQUIRES: the claims were checked.
+int64_t CheckWorkspaceBytes(const CheckProblem& problem, const std::vector<Claim>& claims,
+                            const Resources& resources);
+
 // The stages that fill in the report; it must outlive them, and is complete when the last of them
 // is. Returns RESOURCE_EXHAUSTED where the workspace does not suffice.
 // REQUIRES: the claims were checked.

@@ -128,6 +128,17 @@ absl::StatusOr<VariantRows> VariantRows::Make(const CheckProblem& problem, const
   return rows;
 }
 
+int64_t VariantRows::MostNumbers(const CheckProblem& problem, int64_t most) {
+  const Problem& p = problem.attend;
+  // A variant may take heads for keys.
+  const int64_t keys = std::max(p.keys, p.heads);
+  const int64_t scores =
+      std::max(keys, std::min(SaturatingProduct({kMostRows, keys}), kMostScores));
+  const int64_t contexts =
+      problem.head ? SaturatingProduct({most, p.heads, p.value_width}) : int64_t{0};
+  return SaturatingSum({SaturatingProduct({4, scores}), contexts});
+}
+
 int64_t VariantRows::KvHead(int64_t head) const {
   return variant_.Has(Mistake::kGroupedHeadsTiled) ? head % variant_.problem.kv_heads
                                                    : variant_.problem.KvHead(head);

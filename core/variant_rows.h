@@ -70,6 +70,9 @@ class VariantRows {
                                           const CheckSources& sources, DType range, int64_t most,
                                           Workspace& workspace);
 
+  // An upper bound of the numbers that any variant's rows hold.
+  static int64_t MostNumbers(const CheckProblem& problem, int64_t most);
+
   // Rows first .. first + count - 1 of a batch: `out` gets count * WidthOf(part) numbers, `facts`
   // count. statistics: where NeedsStatistics; may call ComputeStatistics of these very rows.
   absl::Status Compute(Part part, int64_t batch, int64_t first, int64_t count,

@@ -39,7 +39,10 @@ CheckReport Run(const CheckProblem& problem, const CheckInputs& inputs) {
   Workspace workspace;
   CheckProblem checked = problem;
   EXPECT_EQ(CheckClaims(inputs.claims, checked), absl::OkStatus());
-  auto stages = CheckStages(checked, inputs, {&workspace, scheduler->threads()}, &report);
+  // Every check of these tests stays within what is said of it.
+  const Resources resources{&workspace, scheduler->threads()};
+  workspace.SetLimit(CheckWorkspaceBytes(checked, inputs.claims, resources));
+  auto stages = CheckStages(checked, inputs, resources, &report);
   EXPECT_EQ(stages.ok() ? scheduler->Run(*std::move(stages)) : stages.status(), absl::OkStatus());
   EXPECT_EQ(workspace.current_bytes(), 0);
   return report;
