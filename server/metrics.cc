@@ -15,7 +15,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/mutex.h"
-#include "core/workspace.h"
 #include "server/process_metrics.h"
 
 namespace attendant::server {
@@ -25,7 +24,8 @@ constexpr std::array kMethodNames = {"Attend", "Head",     "Backward", "Merge",
                                      "Check",  "Estimate", "Info"};
 constexpr std::array kPathNames = {"explicit", "chunked", "none"};
 constexpr std::array kCancelStageNames = {"queue", "compute"};
-constexpr std::array kShedReasonNames = {"draining", "memory"};
+constexpr std::array kShedReasonNames = {"draining", "memory", "queue_full", "queue_wait",
+                                         "never_fits"};
 constexpr int kCodes = 17;  // OK .. UNAUTHENTICATED
 constexpr int kComputePaths = 2;
 
@@ -51,29 +51,6 @@ const prometheus::Histogram::BucketBoundaries kSeconds = {
     0.1,    0.25,    0.5,    1,     2.5,    5,     10,   30,    120};
 
 double ToDouble(int64_t value) { return static_cast<double>(value); }
-
-// Reads what core counts by itself, at each scrape.
-class WorkspaceMetrics : public prometheus::Collectable {
- public:
-  std::vector<prometheus::MetricFamily> Collect() const override {
-    const core::Workspace& process = core::Workspace::Process();
-    return {Gauge("attendant_memory_reserved_bytes", "Workspace bytes held by all calls now.",
-                  process.current_bytes()),
-            Gauge("attendant_memory_budget_bytes",
-                  "Workspace bytes that all calls together may hold.", process.limit_bytes())};
-  }
-
- private:
-  static prometheus::MetricFamily Gauge(const char* name, const char* help, int64_t value) {
-    prometheus::MetricFamily family;
-    family.name = name;
-    family.help = help;
-    family.type = prometheus::MetricType::Gauge;
-    family.metric.emplace_back();
-    family.metric.back().gauge.value = ToDouble(value);
-    return family;
-  }
-};
 
 }  // namespace
 
@@ -105,7 +82,6 @@ class Metrics::Series {
 
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
   std::shared_ptr<ProcessMetrics> process = std::make_shared<ProcessMetrics>();
-  std::shared_ptr<WorkspaceMetrics> workspace = std::make_shared<WorkspaceMetrics>();
   std::unique_ptr<prometheus::Exposer> exposer;
 
   std::array<std::array<std::array<prometheus::Counter*, kCodes>, kPathNames.size()>,
@@ -136,6 +112,17 @@ class Metrics::Series {
           .Help("Floating-point operations of the jobs submitted and not yet complete.")
           .Register(*registry)
           .Add({});
+  prometheus::Gauge& memory_reserved =
+      prometheus::BuildGauge()
+          .Name("attendant_memory_reserved_bytes")
+          .Help("Bytes of requests, workspaces and responses that the calls now here may hold.")
+          .Register(*registry)
+          .Add({});
+  prometheus::Gauge& memory_budget = prometheus::BuildGauge()
+                                         .Name("attendant_memory_budget_bytes")
+                                         .Help("Bytes that all calls together may hold.")
+                                         .Register(*registry)
+                                         .Add({});
   prometheus::Family<prometheus::Gauge>& machine_peak =
       prometheus::BuildGauge()
           .Name("attendant_machine_peak_flops")
@@ -227,7 +214,6 @@ absl::StatusOr<int> Metrics::Listen(const std::string& address) {
     auto exposer = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/1);
     exposer->RegisterCollectable(series_->registry);
     exposer->RegisterCollectable(series_->process);
-    exposer->RegisterCollectable(series_->workspace);
     const std::vector<int> ports = exposer->GetListeningPorts();
     series_->exposer = std::move(exposer);
     return ports.empty() ? 0 : ports.front();
@@ -272,6 +258,12 @@ void Metrics::JobCancelled(CancelStage stage) {
 
 void Metrics::Shed(ShedReason reason) { series_->shed[static_cast<size_t>(reason)]->Increment(); }
 
+void Metrics::SetMemoryBudget(int64_t bytes) { series_->memory_budget.Set(ToDouble(bytes)); }
+
+void Metrics::AddMemoryReserved(int64_t bytes) {
+  series_->memory_reserved.Increment(ToDouble(bytes));
+}
+
 void Metrics::SetMachinePeak(const core::PeakFlops& peak) {
   series_->peak_float32.Set(peak.float32);
   series_->peak_float64.Set(peak.float64);
@@ -279,9 +271,8 @@ void Metrics::SetMachinePeak(const core::PeakFlops& peak) {
 
 std::string Metrics::Text() const {
   std::vector<prometheus::MetricFamily> families = series_->registry->Collect();
-  for (auto& more : {series_->process->Collect(), series_->workspace->Collect()}) {
-    families.insert(families.end(), more.begin(), more.end());
-  }
+  const std::vector<prometheus::MetricFamily> process = series_->process->Collect();
+  families.insert(families.end(), process.begin(), process.end());
   return prometheus::TextSerializer().Serialize(families);
 }
 

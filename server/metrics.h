@@ -29,8 +29,9 @@ constexpr PathLabel LabelOf(core::Path path) {
 // Where a call was when it was cancelled.
 enum class CancelStage { kQueue, kCompute };
 
-// Why a call was turned away.
-enum class ShedReason { kDraining, kMemory };
+// Why a call was turned away. kMemory: there is none now; kNeverFits: the call is too large for
+// this server however idle.
+enum class ShedReason { kDraining, kMemory, kQueueFull, kQueueWait, kNeverFits };
 
 // What a completed job took.
 struct ComputeRecord {
@@ -72,6 +73,9 @@ class Metrics {
   void JobCancelled(CancelStage stage);
 
   void Shed(ShedReason reason);
+  void SetMemoryBudget(int64_t bytes);
+  // Negative for what is given back.
+  void AddMemoryReserved(int64_t bytes);
   void SetMachinePeak(const core::PeakFlops& peak);
 
   // The page as text, as a scrape would get it.

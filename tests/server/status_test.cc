@@ -47,6 +47,16 @@ TEST(StatusTest, UnavailableCarriesTheRetryDelay) {
   EXPECT_EQ(detail.retry_delay().nanos(), 500'000'000);
 }
 
+TEST(StatusTest, ARetryDelayIsWholeMillisecondsAndOneAtLeast) {
+  const auto delay_of = [](absl::Duration delay) {
+    return RetryDelayOf(WithRetryDelay(absl::ResourceExhaustedError("full"), delay));
+  };
+  EXPECT_EQ(delay_of(absl::ZeroDuration()), absl::Milliseconds(1));
+  EXPECT_EQ(delay_of(absl::Microseconds(1001)), absl::Milliseconds(2));
+  EXPECT_EQ(delay_of(absl::Seconds(90)), absl::Seconds(90));
+  EXPECT_EQ(RetryDelayOf(absl::ResourceExhaustedError("full")), std::nullopt);
+}
+
 TEST(StatusTest, LongTextsAreCutSoThatTheTrailersArrive) {
   // A percent sign is sent as three characters in grpc-message.
   const grpc::Status status = ToGrpcStatus(core::InvalidField("field", std::string(100'000, '%')));
