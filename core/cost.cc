@@ -27,6 +27,10 @@ int64_t OutputProjectionFlops(const HeadProblem& h) {
   return SaturatingProduct({2, p.batch, p.queries, p.heads, p.value_width, h.d_model});
 }
 
+int64_t MaskBytes(const Problem& p) {
+  return p.mask.has_value() ? SaturatingProduct({p.mask->elements, SizeOf(p.mask->dtype)}) : 0;
+}
+
 // Queries, keys, values and contexts of a head problem.
 int64_t HeadTensorBytes(const HeadProblem& h) {
   const Problem& p = h.attend;
@@ -99,14 +103,15 @@ int64_t ProductFlops(const HeadProblem& h) {
 int64_t RequestBytes(const Problem& p) {
   const int64_t widths = SaturatingSum({p.width, p.value_width});
   return SaturatingSum({Bytes(p, {p.batch, p.heads, p.queries, p.width}),
-                        Bytes(p, {p.batch, p.kv_heads, p.keys, widths})});
+                        Bytes(p, {p.batch, p.kv_heads, p.keys, widths}), MaskBytes(p)});
 }
 
 int64_t RequestBytes(const HeadProblem& h) {
   const Problem& p = h.attend;
   const int64_t columns =
       SaturatingProduct({p.heads, SaturatingSum({p.width, p.width, p.value_width, p.value_width})});
-  return SaturatingSum({Bytes(p, {p.batch, p.queries, h.d_model}), Bytes(p, {h.d_model, columns})});
+  return SaturatingSum(
+      {Bytes(p, {p.batch, p.queries, h.d_model}), Bytes(p, {h.d_model, columns}), MaskBytes(p)});
 }
 
 int64_t ResponseBytes(const Problem& p) {

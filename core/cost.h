@@ -51,7 +51,7 @@ int64_t ProjectionFlops(const HeadProblem& problem);
 int64_t ProductFlops(const Problem& problem);
 int64_t ProductFlops(const HeadProblem& problem);
 
-// Bytes of the tensors in a request, the mask left aside.
+// Bytes of the tensors in a request, the mask among them.
 int64_t RequestBytes(const Problem& problem);
 int64_t RequestBytes(const HeadProblem& problem);
 

@@ -139,14 +139,6 @@ absl::StatusOr<Problem> ProblemOf(const EstimateSpec& spec) {
   return p;
 }
 
-// Of the mask that a request sends, whose shape was checked.
-int64_t MaskBytes(const AttendOptions& options) {
-  if (!options.mask.has_value()) return 0;
-  int64_t bytes = SizeOf(options.mask->dtype);
-  for (const int64_t size : options.mask->shape) bytes = SaturatingProduct({bytes, size});
-  return bytes;
-}
-
 // Any: Problem or HeadProblem. path: the problem's own.
 template <typename Any>
 Estimate EstimateOf(const Any& problem, Path& path, const EstimateBasis& basis) {
@@ -170,18 +162,15 @@ Estimate EstimateOf(const Any& problem, Path& path, const EstimateBasis& basis) 
 absl::StatusOr<Estimate> MakeEstimate(const EstimateSpec& spec, const EstimateBasis& basis) {
   auto problem = ProblemOf(spec);
   if (!problem.ok()) return problem.status();
-  Estimate estimate;
   if (spec.d_model.has_value()) {
     HeadProblem head{*std::move(problem), *spec.d_model, /*x_has_batch=*/true,
                      /*return_intermediates=*/false};
     if (absl::Status status = CheckHeadTensors(head); !status.ok()) return status;
-    estimate = EstimateOf(head, head.attend.path, basis);
+    Estimate estimate = EstimateOf(head, head.attend.path, basis);
     estimate.crossover_tokens = CrossoverTokens(head);
-  } else {
-    estimate = EstimateOf(*problem, problem->path, basis);
+    return estimate;
   }
-  estimate.request_bytes = SaturatingSum({estimate.request_bytes, MaskBytes(spec.options)});
-  return estimate;
+  return EstimateOf(*problem, problem->path, basis);
 }
 
 }  // namespace attendant::core

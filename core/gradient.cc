@@ -158,6 +158,15 @@ int64_t ProductFlops(const GradientProblem& g) {
   return SaturatingProduct({ProductFlops(once), widths});
 }
 
+int64_t RequestBytes(const GradientProblem& g) {
+  const Problem& p = g.attend;
+  const int64_t of_output = Bytes(p, p.heads, p.queries, p.value_width);
+  const int64_t logsumexp =
+      SaturatingProduct({p.batch, p.heads, p.queries, SizeOf(WideOf(p.dtype))});
+  return SaturatingSum(
+      {RequestBytes(p), of_output, g.given ? SaturatingSum({of_output, logsumexp}) : 0});
+}
+
 int64_t ResponseBytes(const GradientProblem& g) {
   const Problem& p = g.attend;
   return SaturatingSum({Bytes(p, p.heads, p.queries, p.width),

@@ -83,7 +83,8 @@ int64_t GradientWorkspaceBytes(const GradientProblem& problem, int threads);
 // explicit path is not counted.
 int64_t ProductFlops(const GradientProblem& problem);
 
-// Bytes of the tensors in a response.
+// Bytes of the tensors in a request, and in a response.
+int64_t RequestBytes(const GradientProblem& problem);
 int64_t ResponseBytes(const GradientProblem& problem);
 
 }  // namespace attendant::core

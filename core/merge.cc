@@ -138,6 +138,11 @@ int64_t MergeFlops(const MergeProblem& problem) {
   return SaturatingProduct({2, problem.parts, problem.rows(), problem.value_width});
 }
 
+int64_t RequestBytes(const MergeProblem& problem) {
+  // Each part is as the whole.
+  return SaturatingProduct({problem.parts, ResponseBytes(problem)});
+}
+
 int64_t ResponseBytes(const MergeProblem& problem) {
   return SaturatingSum(
       {SaturatingProduct({problem.rows(), problem.value_width, SizeOf(problem.dtype)}),

@@ -62,7 +62,8 @@ std::vector<Stage> MergeStages(const MergeProblem& problem, MergeTensors<S> tens
 // Multiplications and additions of the outputs, 2 a part and element.
 int64_t MergeFlops(const MergeProblem& problem);
 
-// Bytes of the tensors in a response.
+// Bytes of the tensors in a request, and in a response.
+int64_t RequestBytes(const MergeProblem& problem);
 int64_t ResponseBytes(const MergeProblem& problem);
 
 }  // namespace attendant::core

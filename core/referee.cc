@@ -1121,6 +1121,18 @@ absl::Status CheckClaims(const std::vector<Claim>& claims, CheckProblem& problem
   return absl::OkStatus();
 }
 
+int64_t RequestBytes(const CheckProblem& problem, const std::vector<Claim>& claims) {
+  int64_t bytes =
+      problem.head ? RequestBytes(HeadProblem{problem.attend, problem.d_model, problem.x_has_batch,
+                                              /*return_intermediates=*/false})
+                   : RequestBytes(problem.attend);
+  for (const Claim& claim : claims) {
+    bytes =
+        SaturatingSum({bytes, SaturatingProduct({CountOf(claim.spec), SizeOf(claim.spec.dtype)})});
+  }
+  return bytes;
+}
+
 int64_t CheckWorkspaceBytes(const CheckProblem& problem, const std::vector<Claim>& claims,
                             const Resources& resources) {
   const Problem& p = problem.attend;

@@ -80,6 +80,9 @@ CheckProblem MakeCheckProblem(const HeadProblem& problem);
 // is.
 absl::Status CheckClaims(const std::vector<Claim>& claims, CheckProblem& problem);
 
+// Bytes of the tensors in a request. REQUIRES: the claims were checked.
+int64_t RequestBytes(const CheckProblem& problem, const std::vector<Claim>& claims);
+
 // An upper bound of the scratch that a check holds, in bytes: most of it for the search of a
 // mistake, which a candidate that matches does without. The resources' workspace is not looked at.
 // REQUIRES: the claims were checked.

@@ -9,6 +9,8 @@
 
 #include "core/chunked_path.h"
 #include "core/explicit_path.h"
+#include "core/gradient.h"
+#include "core/referee.h"
 
 namespace attendant::core {
 namespace {
@@ -241,8 +243,20 @@ TEST(CostTest, ACrossoverBeyondTheLargestSizeIsNone) {
 }
 
 TEST(CostTest, RequestBytesAreThoseOfItsTensors) {
-  const Problem problem = SmallProblem();
-  EXPECT_EQ(RequestBytes(problem), 4 * (2 * 4 * 3 * 8 + 2 * 2 * 5 * 8 + 2 * 2 * 5 * 6));
+  Problem problem = SmallProblem();
+  const int64_t plain = 4 * (2 * 4 * 3 * 8 + 2 * 2 * 5 * 8 + 2 * 2 * 5 * 6);
+  EXPECT_EQ(RequestBytes(problem), plain);
+  problem.mask.emplace().elements = 15;
+  problem.mask->dtype = DType::kFloat32;
+  EXPECT_EQ(RequestBytes(problem), plain + 4 * 15);
+  GradientProblem gradient;
+  gradient.attend = problem;
+  const int64_t output = 4 * (2 * 4 * 3 * 6);
+  EXPECT_EQ(RequestBytes(gradient), plain + 4 * 15 + output);
+  gradient.given = true;
+  EXPECT_EQ(RequestBytes(gradient), plain + 4 * 15 + 2 * output + 4 * (2 * 4 * 3));
+  const Claim claim{Part::kOutput, {DType::kFloat64, {2, 4, 3, 6}}, nullptr};
+  EXPECT_EQ(RequestBytes(MakeCheckProblem(problem), {claim}), plain + 4 * 15 + 2 * output);
   const HeadProblem head =
       HeadProblemOf({.batch = 2, .tokens = 3, .d_model = 7, .heads = 4, .d_k = 5, .d_v = 6});
   EXPECT_EQ(RequestBytes(head), 4 * (2 * 3 * 7 + 2 * (7 * 4 * 5) + 2 * (7 * 4 * 6)));

@@ -173,6 +173,7 @@ TEST(MakeMergeProblemTest, TakesPartsOfOneShape) {
     EXPECT_EQ(problem->value_width, 5);
     EXPECT_EQ(MergeFlops(*problem), 2 * 2 * 24 * 5);
     EXPECT_EQ(ResponseBytes(*problem), 24 * (5 * SizeOf(dtype) + SizeOf(WideOf(dtype))));
+    EXPECT_EQ(RequestBytes(*problem), 2 * ResponseBytes(*problem));
   }
 }
 
