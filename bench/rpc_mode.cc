@@ -178,7 +178,7 @@ void Print(const CaseResult& r) {
 absl::Status Run(const Settings& settings, const std::vector<std::string>& names,
                  std::vector<CaseResult>& results) {
   server::Config config;
-  config.listen = absl::StrCat(kLoopback, ":0");
+  config.listen = {absl::StrCat(kLoopback, ":0")};
   config.metrics_listen = absl::StrCat(kLoopback, ":0");
   config.compute_threads = settings.threads;
   config.kernel = settings.kernel;

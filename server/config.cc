@@ -4,11 +4,15 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
-#include <limits>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "core/version.h"
 
 namespace attendant::server {
@@ -23,10 +27,9 @@ constexpr char kDescription[] =
     "file that --config names (listen=\"127.0.0.1:50051\"). A flag wins over the environment, the\n"
     "environment over the file.";
 
-// gRPC keeps message sizes in 32 bits.
-constexpr int64_t kLargestMessage = std::numeric_limits<int32_t>::max();
-constexpr int64_t kSmallestMessage = 64 << 10;
 constexpr int kMostThreads = 1024;
+constexpr int kMostJobs = 1'000'000;
+constexpr size_t kLongestSocketPath = 107;  // of sockaddr_un, less the zero at its end
 
 std::string EnvironmentName(const std::string& flag) {
   std::string name = "ATTENDANT_";
@@ -36,85 +39,154 @@ std::string EnvironmentName(const std::string& flag) {
   return name;
 }
 
-template <typename T>
-CLI::Option* Add(CLI::App& app, const std::string& flag, T& value, const std::string& help) {
-  return app.add_option(flag, value, help)->envname(EnvironmentName(flag));
+struct Flag {
+  std::string name;
+  std::string type;
+  std::string default_text;
+  std::string help;
+};
+
+// read: takes the value from the text, or returns false. expected: what a text should have been.
+void Add(CLI::App& app, const Flag& flag, const std::string& expected,
+         const std::function<bool(const std::string&)>& read) {
+  const std::string name = flag.name;
+  app.add_option_function<std::string>(
+         name,
+         [name, expected, read](const std::string& text) {
+           if (!read(text)) throw CLI::ValidationError(name, "'" + text + "' is " + expected);
+         },
+         flag.help)
+      ->type_name(flag.type)
+      ->default_str(flag.default_text)
+      ->envname(EnvironmentName(name));
 }
 
 // "5s", "250ms", "1m30s".
-void AddDuration(CLI::App& app, const std::string& flag, absl::Duration& duration,
+void AddDuration(CLI::App& app, const std::string& name, absl::Duration& duration,
                  const std::string& help) {
-  app.add_option_function<std::string>(
-         flag,
-         [&duration, flag](const std::string& text) {
-           absl::Duration parsed;
-           if (!absl::ParseDuration(text, &parsed) || parsed < absl::ZeroDuration() ||
-               parsed > absl::Hours(24)) {
-             throw CLI::ValidationError(
-                 flag, "'" + text + "' is no duration from 0s to 24h, such as 5s or 250ms");
-           }
-           duration = parsed;
-         },
-         help)
-      ->type_name("DURATION")
-      ->default_str(absl::FormatDuration(duration))
-      ->envname(EnvironmentName(flag));
+  Add(app, {name, "DURATION", absl::FormatDuration(duration), help},
+      "no duration from 0s to 24h, such as 5s or 250ms", [&duration](const std::string& text) {
+        absl::Duration parsed;
+        if (!absl::ParseDuration(text, &parsed) || parsed < absl::ZeroDuration() ||
+            parsed > absl::Hours(24)) {
+          return false;
+        }
+        duration = parsed;
+        return true;
+      });
+}
+
+struct Range {
+  int smallest;
+  int largest;
+};
+
+bool ReadCount(const std::string& text, const Range& range, int& count) {
+  int parsed = 0;
+  if (!absl::SimpleAtoi(text, &parsed) || parsed < range.smallest || parsed > range.largest) {
+    return false;
+  }
+  count = parsed;
+  return true;
+}
+
+void AddCount(CLI::App& app, const std::string& name, const Range& range, int& count,
+              const std::string& help) {
+  Add(app, {name, "N", std::to_string(count), help},
+      "no number from " + std::to_string(range.smallest) + " to " + std::to_string(range.largest),
+      [range, &count](const std::string& text) { return ReadCount(text, range, count); });
 }
 
 // 1 to kMostThreads, or "auto", which is 0.
-void AddThreads(CLI::App& app, const std::string& flag, int& threads, const std::string& help) {
-  app.add_option_function<std::string>(
-         flag,
-         [&threads, flag](const std::string& text) {
-           if (text == "auto") {
-             threads = 0;
-             return;
-           }
-           int parsed = 0;
-           if (!absl::SimpleAtoi(text, &parsed) || parsed < 1 || parsed > kMostThreads) {
-             throw CLI::ValidationError(flag, "'" + text +
-                                                  "' is neither auto nor a number from 1 to " +
-                                                  std::to_string(kMostThreads));
-           }
-           threads = parsed;
-         },
-         help)
-      ->type_name("N")
-      ->default_str("auto")
-      ->envname(EnvironmentName(flag));
-}
-
-void AddKernel(CLI::App& app, const std::string& flag, core::Kernel& kernel,
-               const std::string& help) {
-  app.add_option_function<std::string>(
-         flag,
-         [&kernel, flag](const std::string& text) {
-           if (text != "fused" && text != "onednn") {
-             throw CLI::ValidationError(flag, "'" + text + "' is neither fused nor onednn");
-           }
-           kernel = text == "fused" ? core::Kernel::kFused : core::Kernel::kOneDnn;
-         },
-         help)
-      ->type_name("NAME")
-      ->default_str("fused")
-      ->envname(EnvironmentName(flag));
-}
-
-void AddAddress(CLI::App& app, const std::string& flag, std::string& address,
-                const std::string& help) {
-  Add(app, flag, address, help)
-      ->capture_default_str()
-      ->type_name("HOST:PORT")
-      ->check([](const std::string& text) -> std::string {
-        const size_t colon = text.rfind(':');
-        if (colon != std::string::npos && colon > 0) {
-          const std::string port = text.substr(colon + 1);
-          const bool digits = !port.empty() && port.size() <= 5 &&
-                              port.find_first_not_of("0123456789") == std::string::npos;
-          if (digits && std::stoi(port) <= 65535) return "";
-        }
-        return "'" + text + "' is no HOST:PORT with a port from 0 (any free one) to 65535";
+void AddThreads(CLI::App& app, const std::string& name, int& threads, const std::string& help) {
+  Add(app, {name, "N", "auto", help},
+      "neither auto nor a number from 1 to " + std::to_string(kMostThreads),
+      [&threads](const std::string& text) {
+        if (text != "auto") return ReadCount(text, {1, kMostThreads}, threads);
+        threads = 0;
+        return true;
       });
+}
+
+// Bytes with or without a unit, or "auto", which is 0.
+void AddSize(CLI::App& app, const std::string& name, int64_t& bytes, const std::string& help) {
+  Add(app, {name, "BYTES", "auto", help},
+      "neither auto nor a size of at least a byte, such as 64MiB",
+      [&bytes](const std::string& text) {
+        if (text == "auto") {
+          bytes = 0;
+          return true;
+        }
+        std::string number = text;
+        int64_t parsed = 0;
+        try {
+          CLI::AsSizeValue(/*kb_is_1000=*/false)(number);
+        } catch (const CLI::ValidationError&) {
+          return false;
+        }
+        if (!absl::SimpleAtoi(number, &parsed) || parsed < 1) return false;
+        bytes = parsed;
+        return true;
+      });
+}
+
+void AddKernel(CLI::App& app, const std::string& name, core::Kernel& kernel,
+               const std::string& help) {
+  Add(app, {name, "NAME", "fused", help}, "neither fused nor onednn",
+      [&kernel](const std::string& text) {
+        if (text != "fused" && text != "onednn") return false;
+        kernel = text == "fused" ? core::Kernel::kFused : core::Kernel::kOneDnn;
+        return true;
+      });
+}
+
+bool IsHostAndPort(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0) return false;
+  const std::string port = text.substr(colon + 1);
+  return !port.empty() && port.size() <= 5 &&
+         port.find_first_not_of("0123456789") == std::string::npos && std::stoi(port) <= 65535;
+}
+
+bool IsSocketPath(absl::string_view text) {
+  return absl::ConsumePrefix(&text, kUnixPrefix) && text.size() > 1 && text.front() == '/' &&
+         text.size() <= kLongestSocketPath;
+}
+
+constexpr char kNoHostAndPort[] = "no HOST:PORT with a port from 0 (any free one) to 65535";
+
+void AddAddress(CLI::App& app, const std::string& name, std::string& address,
+                const std::string& help) {
+  Add(app, {name, "HOST:PORT", address, help}, kNoHostAndPort, [&address](const std::string& text) {
+    if (!IsHostAndPort(text)) return false;
+    address = text;
+    return true;
+  });
+}
+
+// May be given more than once.
+void AddAddresses(CLI::App& app, const std::string& name, std::vector<std::string>& addresses,
+                  const std::string& help) {
+  app.add_option(name, addresses, help)
+      ->type_name("ADDRESS")
+      ->default_str(absl::StrJoin(addresses, ","))
+      ->envname(EnvironmentName(name))
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Validator(
+          [](const std::string& text) -> std::string {
+            if (IsHostAndPort(text) || IsSocketPath(text)) return "";
+            return absl::StrCat("'", text, "' is ", kNoHostAndPort,
+                                ", and no unix:/PATH of at most ", kLongestSocketPath, " bytes");
+          },
+          ""));
+}
+
+// Whether the command line names the flag.
+bool IsGiven(const std::string& name, int argc, const char* const* argv) {
+  return std::any_of(argv + 1, argv + argc, [&name](absl::string_view argument) {
+    return absl::ConsumePrefix(&argument, name) && (argument.empty() || argument.front() == '=');
+  });
 }
 
 // The command line behind what the environment says, as flags: CLI11 by itself would let the file
@@ -122,13 +194,60 @@ void AddAddress(CLI::App& app, const std::string& flag, std::string& address,
 std::vector<std::string> WithEnvironment(const CLI::App& app, int argc, const char* const* argv) {
   std::vector<std::string> arguments;
   for (const CLI::Option* const option : app.get_options()) {
-    const std::string name = option->get_envname();
-    const char* const value = name.empty() ? nullptr : std::getenv(name.c_str());
-    if (value == nullptr || *value == '\0') continue;
-    arguments.push_back("--" + option->get_lnames().front() + "=" + value);
+    const std::string variable = option->get_envname();
+    const char* const value = variable.empty() ? nullptr : std::getenv(variable.c_str());
+    const std::string name = "--" + option->get_lnames().front();
+    if (value == nullptr || *value == '\0' || IsGiven(name, argc, argv)) continue;
+    arguments.push_back(absl::StrCat(name, "=", value));
   }
   arguments.insert(arguments.end(), argv + 1, argv + argc);
   return arguments;
+}
+
+void AddServing(CLI::App& app, Config& config) {
+  AddAddresses(
+      app, "--listen", config.listen,
+      "Where to serve gRPC: HOST:PORT or unix:/PATH; several by several flags, or by commas");
+  AddAddress(app, "--metrics_listen", config.metrics_listen,
+             "Where to serve Prometheus metrics, over HTTP at /metrics");
+  AddDuration(
+      app, "--max_connection_age", config.max_connection_age,
+      "Age at which a connection is asked to move elsewhere (its calls are finished first);\n"
+      "0s: never");
+  AddDuration(app, "--drain_delay", config.drain_delay,
+              "How long to go on accepting calls after SIGTERM, for balancers to notice");
+  AddDuration(app, "--drain_timeout", config.drain_timeout,
+              "How long running calls may then take before they are cancelled");
+}
+
+void AddComputing(CLI::App& app, Config& config) {
+  AddThreads(
+      app, "--compute_threads", config.compute_threads,
+      "Threads that compute: 1 to 1024, or auto: as many as whole CPUs are ours by affinity\n"
+      "and cgroup quota");
+  AddKernel(app, "--kernel", config.kernel,
+            "What computes the chunked path: fused, our own, or onednn, library products");
+  Add(app,
+      {"--measure_peak", "BOOL", "true",
+       "Measure at start-up the CPU's peak, and what small problems take: the basis of\n"
+       "Estimate's seconds; in about a quarter of a second"},
+      "neither true nor false",
+      [&config](const std::string& text) { return absl::SimpleAtob(text, &config.measure_peak); });
+}
+
+void AddLimits(CLI::App& app, Config& config) {
+  AddCount(app, "--max_running", {1, kMostJobs}, config.max_running,
+           "Calls that share the compute threads at a time, beside those of less than 1 ms");
+  AddCount(app, "--max_queue", {0, kMostJobs}, config.max_queue,
+           "Calls that wait for that; more are refused");
+  AddDuration(app, "--max_queue_wait", config.max_queue_wait,
+              "How long a call may wait before it is refused");
+  AddSize(app, "--memory_budget", config.memory_budget,
+          "What all calls together may hold: requests, workspace and responses; auto: half of the\n"
+          "memory that is ours by machine and cgroup");
+  AddSize(app, "--max_message_bytes", config.max_message_bytes,
+          "Largest request and response; units such as MiB are understood; auto: 256MiB, or an\n"
+          "eighth of the memory that is ours where that is less");
 }
 
 }  // namespace
@@ -142,31 +261,11 @@ ParsedConfig ParseConfig(int argc, const char* const* argv) {
   app.set_version_flag("--version", std::string("attendant ") + core::Version());
   app.set_config("--config", "", "File of settings, one 'name=value' a line")
       ->envname(EnvironmentName("--config"));
-  AddAddress(app, "--listen", config.listen, "Where to serve gRPC");
-  AddAddress(app, "--metrics_listen", config.metrics_listen,
-             "Where to serve Prometheus metrics, over HTTP at /metrics");
-  AddThreads(app, "--compute_threads", config.compute_threads,
-             "Threads that compute: 1 to 1024, or auto: one a CPU that this process may use");
-  AddKernel(app, "--kernel", config.kernel,
-            "What computes the chunked path: fused, our own, or onednn, library products");
-  Add(app, "--max_message_bytes", config.max_message_bytes,
-      "Largest request and response, from 64KiB to 2GiB less a byte; units such as MiB are "
-      "understood")
-      ->transform(CLI::AsSizeValue(false).description(""))
-      ->check(CLI::Range(kSmallestMessage, kLargestMessage).description(""))
-      ->type_name("BYTES")
-      ->default_str("256MiB");
-  AddDuration(app, "--drain_delay", config.drain_delay,
-              "How long to go on accepting calls after SIGTERM, for balancers to notice");
-  AddDuration(app, "--drain_timeout", config.drain_timeout,
-              "How long running calls may then take before they are cancelled");
-  Add(app, "--measure_peak", config.measure_peak,
-      "Measure at start-up the CPU's peak, and what small problems take: the basis of\n"
-      "Estimate's seconds; in about a quarter of a second")
-      ->type_name("BOOL")
-      ->default_str("true");
+  AddServing(app, config);
+  AddComputing(app, config);
+  AddLimits(app, config);
   for (CLI::Option* const option : app.get_options()) {
-    if (!option->get_envname().empty()) {
+    if (!option->get_envname().empty() && option->get_name() != "--listen") {
       option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     }
   }

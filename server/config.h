@@ -5,18 +5,27 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "core/kernel.h"
 
 namespace attendant::server {
 
+// What an address that is a socket in the file system starts with; its path follows.
+inline constexpr char kUnixPrefix[] = "unix:";
+
 struct Config {
-  std::string listen = "0.0.0.0:50051";
+  std::vector<std::string> listen = {"0.0.0.0:50051"};  // HOST:PORT, or unix:/PATH
   std::string metrics_listen = "0.0.0.0:9464";
   int compute_threads = 0;                     // 0: as many as CPUs are ours
   core::Kernel kernel = core::Kernel::kFused;  // of the chunked path
-  int64_t max_message_bytes = int64_t{256} << 20;
+  int max_running = 8;                         // jobs that share the compute threads
+  int max_queue = 256;                         // jobs that wait for that
+  absl::Duration max_queue_wait = absl::Seconds(10);
+  int64_t memory_budget = 0;      // bytes of all calls together; 0: by what memory is ours
+  int64_t max_message_bytes = 0;  // 0: by what memory is ours
+  absl::Duration max_connection_age = absl::ZeroDuration();  // 0: connections stay
   absl::Duration drain_delay = absl::Seconds(5);
   absl::Duration drain_timeout = absl::Seconds(20);
   bool measure_peak = true;

@@ -17,6 +17,7 @@ namespace attendant::server {
 namespace {
 
 constexpr int kExitCannotServe = 1;
+constexpr int kExitBadConfig = 2;
 
 sigset_t ShutdownSignals() {
   sigset_t signals;
@@ -44,6 +45,8 @@ int Main(int argc, char** argv) {
   spdlog::set_default_logger(spdlog::stderr_color_mt("attendant"));
   spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %^%l%$ %v");
 
+  // A log that nobody reads any more is no reason to die.
+  std::signal(SIGPIPE, SIG_IGN);
   // Blocked before any thread exists, so that all inherit it and the signal waits for sigwait.
   const sigset_t signals = ShutdownSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
@@ -51,7 +54,7 @@ int Main(int argc, char** argv) {
   auto server = Server::Start(parsed.config);
   if (!server.ok()) {
     spdlog::error("{}", std::string(server.status().message()));
-    return kExitCannotServe;
+    return absl::IsInvalidArgument(server.status()) ? kExitBadConfig : kExitCannotServe;
   }
   spdlog::info("{}", (*server)->Description());
 

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <exception>
 #include <utility>
 
@@ -20,12 +21,17 @@
 namespace attendant::server {
 namespace {
 
-constexpr std::array kMethodNames = {"Attend", "Head",     "Backward", "Merge",
-                                     "Check",  "Estimate", "Info"};
+// In the order of the enumerations.
+constexpr std::array kMethodNames = {"Attend", "AttendStream", "Head", "Backward", "Merge",
+                                     "Check",  "Estimate",     "Info", "unknown"};
 constexpr std::array kPathNames = {"explicit", "chunked", "none"};
-constexpr std::array kCancelStageNames = {"queue", "compute"};
+constexpr std::array kCancelStageNames = {"receive", "queue", "compute", "send"};
 constexpr std::array kShedReasonNames = {"draining", "memory", "queue_full", "queue_wait",
                                          "never_fits"};
+static_assert(kMethodNames.size() == static_cast<size_t>(Method::kUnknown) + 1);
+static_assert(kPathNames.size() == static_cast<size_t>(PathLabel::kNone) + 1);
+static_assert(kCancelStageNames.size() == static_cast<size_t>(CancelStage::kSend) + 1);
+static_assert(kShedReasonNames.size() == static_cast<size_t>(ShedReason::kNeverFits) + 1);
 constexpr int kCodes = 17;  // OK .. UNAUTHENTICATED
 constexpr int kComputePaths = 2;
 
@@ -51,6 +57,30 @@ const prometheus::Histogram::BucketBoundaries kSeconds = {
     0.1,    0.25,    0.5,    1,     2.5,    5,     10,   30,    120};
 
 double ToDouble(int64_t value) { return static_cast<double>(value); }
+
+// Reads how many jobs wait at each scrape. Thread-safe.
+class QueueMetrics : public prometheus::Collectable {
+ public:
+  void SetSource(std::function<int64_t()> source) {
+    core::MutexLock lock(mutex_);
+    source_ = std::move(source);
+  }
+
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    prometheus::MetricFamily family;
+    family.name = "attendant_queue_depth";
+    family.help = "Jobs that wait for their turn to be computed.";
+    family.type = prometheus::MetricType::Gauge;
+    family.metric.emplace_back();
+    core::MutexLock lock(mutex_);
+    family.metric.back().gauge.value = source_ ? ToDouble(source_()) : 0;
+    return {family};
+  }
+
+ private:
+  mutable core::Mutex mutex_;
+  std::function<int64_t()> source_ ABSL_GUARDED_BY(mutex_);
+};
 
 }  // namespace
 
@@ -82,6 +112,7 @@ class Metrics::Series {
 
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
   std::shared_ptr<ProcessMetrics> process = std::make_shared<ProcessMetrics>();
+  std::shared_ptr<QueueMetrics> queue = std::make_shared<QueueMetrics>();
   std::unique_ptr<prometheus::Exposer> exposer;
 
   std::array<std::array<std::array<prometheus::Counter*, kCodes>, kPathNames.size()>,
@@ -133,7 +164,8 @@ class Metrics::Series {
   prometheus::Gauge& peak_float32 = machine_peak.Add({{"dtype", "float32"}});
   prometheus::Gauge& peak_float64 = machine_peak.Add({{"dtype", "float64"}});
 
-  core::Mutex peak_mutex;  // makes reading and raising a peak_workspace gauge one step
+  std::atomic<int64_t> started = 0;  // requests
+  core::Mutex peak_mutex;            // makes reading and raising a peak_workspace gauge one step
 
  private:
   void AddRequests(size_t method, size_t path) {
@@ -214,6 +246,7 @@ absl::StatusOr<int> Metrics::Listen(const std::string& address) {
     auto exposer = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/1);
     exposer->RegisterCollectable(series_->registry);
     exposer->RegisterCollectable(series_->process);
+    exposer->RegisterCollectable(series_->queue);
     const std::vector<int> ports = exposer->GetListeningPorts();
     series_->exposer = std::move(exposer);
     return ports.empty() ? 0 : ports.front();
@@ -224,7 +257,10 @@ absl::StatusOr<int> Metrics::Listen(const std::string& address) {
   }
 }
 
-void Metrics::RequestStarted() { series_->inflight.Increment(); }
+void Metrics::RequestStarted() {
+  series_->started.fetch_add(1, std::memory_order_relaxed);
+  series_->inflight.Increment();
+}
 
 void Metrics::RequestEnded(Method method, PathLabel path, absl::StatusCode code, double seconds) {
   const auto m = static_cast<size_t>(method);
@@ -269,10 +305,20 @@ void Metrics::SetMachinePeak(const core::PeakFlops& peak) {
   series_->peak_float64.Set(peak.float64);
 }
 
+void Metrics::SetQueueDepthSource(std::function<int64_t()> source) {
+  series_->queue->SetSource(std::move(source));
+}
+
+Activity Metrics::activity() const {
+  return {series_->started.load(std::memory_order_relaxed),
+          static_cast<int64_t>(series_->inflight.Value())};
+}
+
 std::string Metrics::Text() const {
   std::vector<prometheus::MetricFamily> families = series_->registry->Collect();
-  const std::vector<prometheus::MetricFamily> process = series_->process->Collect();
-  families.insert(families.end(), process.begin(), process.end());
+  for (auto& more : {series_->process->Collect(), series_->queue->Collect()}) {
+    families.insert(families.end(), more.begin(), more.end());
+  }
   return prometheus::TextSerializer().Serialize(families);
 }
 

@@ -6,6 +6,7 @@
 #define ATTENDANT_SERVER_METRICS_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -16,8 +17,18 @@
 
 namespace attendant::server {
 
-// The rpcs that are served.
-enum class Method { kAttend, kHead, kBackward, kMerge, kCheck, kEstimate, kInfo };
+// The rpcs that are served; kUnknown is what nobody serves.
+enum class Method {
+  kAttend,
+  kAttendStream,
+  kHead,
+  kBackward,
+  kMerge,
+  kCheck,
+  kEstimate,
+  kInfo,
+  kUnknown
+};
 
 // Path as a label: kNone before one is known.
 enum class PathLabel { kExplicit, kChunked, kNone };
@@ -26,8 +37,8 @@ constexpr PathLabel LabelOf(core::Path path) {
   return path == core::Path::kExplicit ? PathLabel::kExplicit : PathLabel::kChunked;
 }
 
-// Where a call was when it was cancelled.
-enum class CancelStage { kQueue, kCompute };
+// Where a call was when it was cancelled. Only streams are seen while they are received or sent.
+enum class CancelStage { kReceive, kQueue, kCompute, kSend };
 
 // Why a call was turned away. kMemory: there is none now; kNeverFits: the call is too large for
 // this server however idle.
@@ -42,6 +53,12 @@ struct ComputeRecord {
   int64_t flops = 0;
   int64_t peak_workspace_bytes = 0;
   int64_t explicit_bytes = 0;  // of workspace, had the call been explicit
+};
+
+// How busy the server is.
+struct Activity {
+  int64_t started = 0;  // requests since the start
+  int64_t running = 0;  // of them not answered yet
 };
 
 // Thread-safe.
@@ -77,6 +94,12 @@ class Metrics {
   // Negative for what is given back.
   void AddMemoryReserved(int64_t bytes);
   void SetMachinePeak(const core::PeakFlops& peak);
+
+  // Where the number of jobs that wait is read at each scrape; null: nowhere any more, from when
+  // this returns.
+  void SetQueueDepthSource(std::function<int64_t()> source);
+
+  Activity activity() const;
 
   // The page as text, as a scrape would get it.
   std::string Text() const;

@@ -72,6 +72,8 @@ prometheus::MetricFamily Family(const char* name, const char* help, prometheus::
 
 }  // namespace
 
+int64_t ResidentBytes() { return static_cast<int64_t>(Stat()[24]) * sysconf(_SC_PAGE_SIZE); }
+
 std::vector<prometheus::MetricFamily> ProcessMetrics::Collect() const {
   using prometheus::MetricType;
   const Stat stat;

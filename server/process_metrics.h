@@ -4,9 +4,13 @@
 
 #include <prometheus/collectable.h>
 
+#include <cstdint>
 #include <vector>
 
 namespace attendant::server {
+
+// Bytes of the process that are in memory now.
+int64_t ResidentBytes();
 
 // Reads /proc/self at each scrape. Thread-safe.
 class ProcessMetrics : public prometheus::Collectable {

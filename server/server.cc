@@ -2,31 +2,45 @@
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/server_builder.h>
 
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "core/gemm.h"
 #include "core/machine.h"
 #include "core/version.h"
 #include "core/workspace.h"
 #include "grpc/health/v1/health.pb.h"
+#include "server/cpu.h"
+#include "server/unix_socket.h"
 
 namespace attendant::server {
 namespace {
-
-// The services that health knows: readiness under two names, and liveness.
-constexpr const char* kReadiness[] = {"", "attendant.v1.Attention"};
-constexpr char kLiveness[] = "liveness";
 
 // The best of a few turns, as a machine that is busy at the start would show less.
 constexpr int kPeakTurns = 8;
 constexpr double kPeakTurnSeconds = 1e-3;
 
+// gRPC's own is two hours. A client of ours may ping every 10 s; half of that leaves room for
+// clocks and queues on the way.
+constexpr absl::Duration kShortestPingInterval = absl::Seconds(5);
+constexpr absl::Duration kKeepaliveTime = absl::Minutes(1);
+constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
+constexpr int kReflectionThreads = 4;
+
+absl::Status CannotServe(absl::string_view address, absl::string_view why) {
+  return absl::UnavailableError(absl::StrCat("cannot serve gRPC on ", address, ": ", why));
+}
+
 std::string WithPort(const std::string& address, int port) {
+  if (absl::StartsWith(address, kUnixPrefix)) return address;
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
 }
 
@@ -50,24 +64,32 @@ core::Speed MeasureSpeed(const Config& config, core::Scheduler& scheduler) {
 
 }  // namespace
 
-Server::Server(const Config& config)
+Server::Server(const Config& config, const Sizes& sizes, int threads)
     : config_(config),
+      sizes_(sizes),
       metrics_({core::Version(), core::NameOf(config.kernel, core::DType::kFloat32),
                 core::SimdTarget()}),
-      scheduler_(config.compute_threads > 0 ? config.compute_threads : core::AvailableCpus()),
-      service_({config.max_message_bytes, MeasurePeak(config, scheduler_, metrics_), config.kernel,
+      scheduler_(threads),
+      upkeep_(DutiesOfUpkeep()),
+      service_({sizes.max_message_bytes, MeasurePeak(config, scheduler_, metrics_), config.kernel,
                 MeasureSpeed(config, scheduler_)},
-               scheduler_, metrics_) {}
+               scheduler_, metrics_),
+      unknown_service_(metrics_) {}
 
 Server::~Server() {
   if (grpc_ != nullptr) Shutdown(absl::ZeroDuration());
+  metrics_.SetQueueDepthSource(nullptr);
 }
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config) {
   if (absl::Status status = core::CheckBlas(); !status.ok()) return status;
-  // Half of the machine for scratch: the rest is for messages and everything else.
-  core::Workspace::Process().SetLimit(core::PhysicalMemoryBytes() / 2);
-  std::unique_ptr<Server> server(new Server(config));
+  const CgroupLimits limits = ReadCgroupLimits();
+  const auto sizes = ShareMemory(config, UsableMemoryBytes(core::PhysicalMemoryBytes(), limits));
+  if (!sizes.ok()) return sizes.status();
+  core::Workspace::Process().SetLimit(sizes->memory_budget);
+  const int threads = config.compute_threads > 0 ? config.compute_threads
+                                                 : UsableCpus(core::AvailableCpus(), limits);
+  std::unique_ptr<Server> server(new Server(config, *sizes, threads));
   if (absl::Status status = server->StartMetrics(); !status.ok()) return status;
   if (absl::Status status = server->StartGrpc(); !status.ok()) return status;
   return server;
@@ -85,45 +107,88 @@ absl::Status Server::StartGrpc() {
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   // gRPC serves health without its description: naming the message links that, for reflection.
   grpc::health::v1::HealthCheckRequest::descriptor();
-  const int max_bytes = static_cast<int>(config_.max_message_bytes);
-  int port = 0;
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(config_.listen, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&service_);
+  builder.RegisterCallbackGenericService(&unknown_service_);
+  LimitMessages(builder);
+  TendConnections(builder);
+  std::vector<int> ports(config_.listen.size());
+  for (size_t i = 0; i < ports.size(); ++i) {
+    absl::string_view path = config_.listen[i];
+    if (absl::ConsumePrefix(&path, kUnixPrefix)) {
+      absl::Status status = MakeWayForSocket(std::string(path));
+      if (!status.ok()) return CannotServe(config_.listen[i], status.message());
+    }
+    builder.AddListeningPort(config_.listen[i], grpc::InsecureServerCredentials(), &ports[i]);
+  }
+  grpc_ = builder.BuildAndStart();
+  // gRPC listens in this order, and stops where it cannot.
+  for (size_t i = 0; i < ports.size(); ++i) {
+    if (ports[i] == 0) {
+      return CannotServe(config_.listen[i], "it is taken, or is not this machine's to listen on");
+    }
+    addresses_.push_back(WithPort(config_.listen[i], ports[i]));
+  }
+  if (grpc_ == nullptr) return absl::InternalError("gRPC did not start");
+  health_.Serve(grpc_->GetHealthCheckService());
+  return absl::OkStatus();
+}
+
+void Server::LimitMessages(grpc::ServerBuilder& builder) const {
+  const int max_bytes = static_cast<int>(sizes_.max_message_bytes);
   builder.SetMaxReceiveMessageSize(max_bytes);
   builder.SetMaxSendMessageSize(max_bytes);
-  // A taken port is an error, not a port shared with whoever has it.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // gRPC inflates before it applies the limit: a small message could become any size.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
-  grpc_ = builder.BuildAndStart();
-  if (grpc_ == nullptr || port == 0) {
-    return absl::UnavailableError(absl::StrCat("cannot serve gRPC on ", config_.listen,
-                                               ": the port is taken, or the address is not this "
-                                               "machine's"));
+  // The message limit is applied when all of a message is in memory: this is what bounds that.
+  grpc::ResourceQuota quota("attendant");
+  quota.Resize(static_cast<size_t>(sizes_.receive_quota));
+  // Reflection blocks a thread for each of its streams.
+  quota.SetMaxThreads(kReflectionThreads);
+  builder.SetResourceQuota(quota);
+  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 1);
+}
+
+void Server::TendConnections(grpc::ServerBuilder& builder) const {
+  const auto set = [&builder](const char* name, absl::Duration duration) {
+    builder.AddChannelArgument(name, static_cast<int>(absl::ToInt64Milliseconds(duration)));
+  };
+  // A taken port is an error, not a port shared with whoever has it.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // A client may ping through a long computation, and while it has no call.
+  set(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kShortestPingInterval);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  // A caller whose machine is gone would else keep its calls for hours.
+  set(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTime);
+  set(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeout);
+  // Told to go, a client opens its next connection and lets its calls on this one finish, for as
+  // long as they take: gRPC's default sets no limit to that.
+  if (config_.max_connection_age > absl::ZeroDuration()) {
+    set(GRPC_ARG_MAX_CONNECTION_AGE_MS, config_.max_connection_age);
   }
-  address_ = WithPort(config_.listen, port);
-  for (const char* const service : kReadiness) {
-    grpc_->GetHealthCheckService()->SetServingStatus(service, true);
-  }
-  grpc_->GetHealthCheckService()->SetServingStatus(kLiveness, true);
-  return absl::OkStatus();
+}
+
+Upkeep::Duties Server::DutiesOfUpkeep() {
+  Upkeep::Duties duties;
+  duties.activity = [this] { return metrics_.activity(); };
+  duties.self_check = [] { return absl::OkStatus(); };
+  duties.report = [this](Engine engine) { health_.SetEngine(engine); };
+  return duties;
 }
 
 std::string Server::Description() const {
   return absl::StrCat(
-      "attendant ", core::Version(), " serves gRPC on ", address_, ", metrics on http://",
-      metrics_address_, "/metrics; ", scheduler_.threads(), " compute threads on ", core::CpuName(),
-      "; ", core::GemmLibraryVersion(), " (", core::NameOf(config_.kernel, core::DType::kFloat32),
-      ", ", core::NameOf(config_.kernel, core::DType::kFloat64), "), SIMD ", core::SimdTarget());
+      "attendant ", core::Version(), " serves gRPC on ", absl::StrJoin(addresses_, " and "),
+      ", metrics on http://", metrics_address_, "/metrics; ", scheduler_.threads(),
+      " compute threads on ", core::CpuName(), "; ", core::GemmLibraryVersion(), " (",
+      core::NameOf(config_.kernel, core::DType::kFloat32), ", ",
+      core::NameOf(config_.kernel, core::DType::kFloat64), "), SIMD ", core::SimdTarget());
 }
 
-void Server::StopBeingReady() {
-  for (const char* const service : kReadiness) {
-    grpc_->GetHealthCheckService()->SetServingStatus(service, false);
-  }
-}
+void Server::StopBeingReady() { health_.StopBeingReady(); }
 
 void Server::Shutdown(absl::Duration timeout) {
   using Clock = std::chrono::steady_clock;
@@ -136,6 +201,7 @@ void Server::Shutdown(absl::Duration timeout) {
   // No call of ours is left, so what this cuts short are health watchers and reflection.
   grpc_->Shutdown(std::chrono::system_clock::now());
   grpc_->Wait();
+  health_.Serve(nullptr);
   grpc_.reset();
 }
 

@@ -6,27 +6,38 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "core/scheduler.h"
 #include "server/attention_service.h"
 #include "server/config.h"
+#include "server/health.h"
 #include "server/metrics.h"
+#include "server/sizes.h"
+#include "server/unknown_service.h"
+#include "server/upkeep.h"
+
+namespace grpc {
+class ServerBuilder;
+}
 
 namespace attendant::server {
 
 // Thread-compatible.
 class Server {
  public:
-  // Serves from when it returns. Returns UNAVAILABLE naming the address where one cannot be
-  // listened on, INTERNAL where the libraries are not what they must be.
+  // Serves from when it returns. Returns INVALID_ARGUMENT where the configuration's sizes cannot
+  // hold together, UNAVAILABLE naming the address where one cannot be listened on, INTERNAL where
+  // the libraries are not what they must be.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Config& config);
   // Ends what Shutdown has not.
   ~Server();
 
-  // The addresses with the ports that were taken.
-  const std::string& address() const { return address_; }
+  // The first address, and all of them, with the ports that were taken.
+  const std::string& address() const { return addresses_.front(); }
+  const std::vector<std::string>& addresses() const { return addresses_; }
   const std::string& metrics_address() const { return metrics_address_; }
   // The metrics page.
   std::string metrics_text() const { return metrics_.Text(); }
@@ -40,17 +51,24 @@ class Server {
   void Shutdown(absl::Duration timeout);
 
  private:
-  explicit Server(const Config& config);
+  Server(const Config& config, const Sizes& sizes, int threads);
   absl::Status StartMetrics();
   absl::Status StartGrpc();
+  void LimitMessages(grpc::ServerBuilder& builder) const;
+  void TendConnections(grpc::ServerBuilder& builder) const;
+  Upkeep::Duties DutiesOfUpkeep();
 
   const Config config_;
-  std::string address_;
+  const Sizes sizes_;
+  std::vector<std::string> addresses_;
   std::string metrics_address_;
   // Destroyed last to first: gRPC before what its calls use.
   Metrics metrics_;
   core::Scheduler scheduler_;
+  Health health_;
+  Upkeep upkeep_;
   AttentionService service_;
+  UnknownService unknown_service_;
   std::unique_ptr<grpc::Server> grpc_;
 };
 

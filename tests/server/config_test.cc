@@ -13,6 +13,7 @@
 namespace attendant::server {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 ParsedConfig Parse(std::vector<const char*> arguments) {
@@ -40,10 +41,15 @@ std::string WriteFile(const std::string& name, const std::string& text) {
 TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
   const ParsedConfig parsed = Parse({});
   ASSERT_FALSE(parsed.exit_code.has_value());
-  EXPECT_EQ(parsed.config.listen, "0.0.0.0:50051");
+  EXPECT_THAT(parsed.config.listen, ElementsAre("0.0.0.0:50051"));
   EXPECT_EQ(parsed.config.metrics_listen, "0.0.0.0:9464");
   EXPECT_EQ(parsed.config.compute_threads, 0);
-  EXPECT_EQ(parsed.config.max_message_bytes, 268435456);
+  EXPECT_EQ(parsed.config.max_running, 8);
+  EXPECT_EQ(parsed.config.max_queue, 256);
+  EXPECT_EQ(parsed.config.max_queue_wait, absl::Seconds(10));
+  EXPECT_EQ(parsed.config.memory_budget, 0);
+  EXPECT_EQ(parsed.config.max_message_bytes, 0);
+  EXPECT_EQ(parsed.config.max_connection_age, absl::ZeroDuration());
   EXPECT_EQ(parsed.config.drain_delay, absl::Seconds(5));
   EXPECT_EQ(parsed.config.drain_timeout, absl::Seconds(20));
   EXPECT_TRUE(parsed.config.measure_peak);
@@ -53,20 +59,42 @@ TEST(ConfigTest, EveryFlagIsRead) {
   const ParsedConfig parsed =
       Parse({"--listen=127.0.0.1:1", "--metrics_listen", "[::1]:2", "--compute_threads=3",
              "--max_message_bytes=1MiB", "--drain_delay=250ms", "--drain_timeout=1m30s",
-             "--measure_peak=false", "--kernel=onednn"});
+             "--measure_peak=false", "--kernel=onednn", "--max_running=4", "--max_queue=0",
+             "--max_queue_wait=2s", "--memory_budget=2mb", "--max_connection_age=5m"});
   ASSERT_FALSE(parsed.exit_code.has_value());
-  EXPECT_EQ(parsed.config.listen, "127.0.0.1:1");
+  EXPECT_THAT(parsed.config.listen, ElementsAre("127.0.0.1:1"));
   EXPECT_EQ(parsed.config.metrics_listen, "[::1]:2");
   EXPECT_EQ(parsed.config.compute_threads, 3);
   EXPECT_EQ(parsed.config.max_message_bytes, 1048576);
+  EXPECT_EQ(parsed.config.max_running, 4);
+  EXPECT_EQ(parsed.config.max_queue, 0);
+  EXPECT_EQ(parsed.config.max_queue_wait, absl::Seconds(2));
+  EXPECT_EQ(parsed.config.memory_budget, 2 << 20);
+  EXPECT_EQ(parsed.config.max_connection_age, absl::Minutes(5));
   EXPECT_EQ(parsed.config.drain_delay, absl::Milliseconds(250));
   EXPECT_EQ(parsed.config.drain_timeout, absl::Seconds(90));
   EXPECT_FALSE(parsed.config.measure_peak);
   EXPECT_EQ(parsed.config.kernel, core::Kernel::kOneDnn);
 }
 
-TEST(ConfigTest, AutoMeansAsManyThreadsAsCpus) {
-  EXPECT_EQ(Parse({"--compute_threads=auto"}).config.compute_threads, 0);
+TEST(ConfigTest, AutoLeavesItToTheMachine) {
+  EXPECT_EQ(Parse({"--compute_threads=3", "--compute_threads=auto"}).config.compute_threads, 0);
+  EXPECT_EQ(Parse({"--memory_budget=3", "--memory_budget=auto"}).config.memory_budget, 0);
+  EXPECT_EQ(Parse({"--max_message_bytes=auto"}).config.max_message_bytes, 0);
+}
+
+TEST(ConfigTest, AddressesAreManyByFlagsByCommasAndInTheFile) {
+  EXPECT_THAT(Parse({"--listen=127.0.0.1:1", "--listen", "unix:/run/a"}).config.listen,
+              ElementsAre("127.0.0.1:1", "unix:/run/a"));
+  EXPECT_THAT(Parse({"--listen=unix:/run/a,[::1]:2"}).config.listen,
+              ElementsAre("unix:/run/a", "[::1]:2"));
+  const std::string file =
+      "--config=" + WriteFile("addresses.conf", "listen=[\"127.0.0.1:1\", \"unix:/run/a\"]\n");
+  EXPECT_THAT(Parse({file.c_str()}).config.listen, ElementsAre("127.0.0.1:1", "unix:/run/a"));
+  const ScopedVariable listen("ATTENDANT_LISTEN", "127.0.0.1:3,127.0.0.1:4");
+  EXPECT_THAT(Parse({file.c_str()}).config.listen, ElementsAre("127.0.0.1:3", "127.0.0.1:4"));
+  // The command line's replace them.
+  EXPECT_THAT(Parse({"--listen=127.0.0.1:5"}).config.listen, ElementsAre("127.0.0.1:5"));
 }
 
 TEST(ConfigTest, FlagWinsOverEnvironmentOverFile) {
@@ -77,7 +105,7 @@ TEST(ConfigTest, FlagWinsOverEnvironmentOverFile) {
   const ScopedVariable delay("ATTENDANT_DRAIN_DELAY", "2s");
   const ParsedConfig parsed = Parse({"--drain_delay=3s"});
   ASSERT_FALSE(parsed.exit_code.has_value());
-  EXPECT_EQ(parsed.config.listen, "127.0.0.1:1");
+  EXPECT_THAT(parsed.config.listen, ElementsAre("127.0.0.1:1"));
   EXPECT_EQ(parsed.config.compute_threads, 2);
   EXPECT_EQ(parsed.config.drain_delay, absl::Seconds(3));
 }
@@ -97,21 +125,33 @@ TEST_P(BadConfigTest, ExitsWith2AndSaysWhy) {
   EXPECT_THAT(error, HasSubstr(GetParam().message));
 }
 
-INSTANTIATE_TEST_SUITE_P(Arguments, BadConfigTest,
-                         testing::Values(BadCase{"--bogus=1", "--bogus"},
-                                         BadCase{"--listen=50051", "'50051'"},
-                                         BadCase{"--listen=host:99999", "'host:99999'"},
-                                         BadCase{"--compute_threads=1025", "1025"},
-                                         BadCase{"--compute_threads=-1", "-1"},
-                                         BadCase{"--compute_threads=0", "'0'"},
-                                         BadCase{"--compute_threads=two", "two"},
-                                         BadCase{"--max_message_bytes=1", "--max_message_bytes"},
-                                         BadCase{"--max_message_bytes=3GiB", "--max_message_bytes"},
-                                         BadCase{"--drain_delay=5", "'5' is no duration"},
-                                         BadCase{"--drain_timeout=-1s", "'-1s' is no duration"},
-                                         BadCase{"--measure_peak=maybe", "maybe"},
-                                         BadCase{"--kernel=fast", "'fast' is neither"},
-                                         BadCase{"--config=/no/such/file", "/no/such/file"}));
+INSTANTIATE_TEST_SUITE_P(
+    Arguments, BadConfigTest,
+    testing::Values(BadCase{"--bogus=1", "--bogus"}, BadCase{"--listen=50051", "'50051'"},
+                    BadCase{"--listen=host:99999", "'host:99999'"},
+                    BadCase{"--listen=127.0.0.1:1,unix:run", "'unix:run'"},
+                    BadCase{"--listen=unix:/"
+                            "0123456789012345678901234567890123456789012345678901234567890123456789"
+                            "01234567890123456789012345678901234567",
+                            "at most 107 bytes"},
+                    BadCase{"--metrics_listen=unix:/run/a", "'unix:/run/a'"},
+                    BadCase{"--compute_threads=1025", "1025"},
+                    BadCase{"--compute_threads=-1", "-1"}, BadCase{"--compute_threads=0", "'0'"},
+                    BadCase{"--compute_threads=two", "two"},
+                    BadCase{"--max_running=0", "'0' is no number from 1"},
+                    BadCase{"--max_queue=-1", "'-1' is no number from 0"},
+                    BadCase{"--max_message_bytes=0", "'0' is neither auto nor a size"},
+                    BadCase{"--max_message_bytes=3GiBB", "'3GiBB' is neither auto nor a size"},
+                    BadCase{"--memory_budget=-1", "'-1' is neither auto nor a size"},
+                    BadCase{"--memory_budget=99999999999GiB", "'99999999999GiB' is neither"},
+                    BadCase{"--memory_budget=", "--memory_budget"},
+                    BadCase{"--max_queue_wait=ten", "'ten' is no duration"},
+                    BadCase{"--max_connection_age=1", "'1' is no duration"},
+                    BadCase{"--drain_delay=5", "'5' is no duration"},
+                    BadCase{"--drain_timeout=-1s", "'-1s' is no duration"},
+                    BadCase{"--measure_peak=maybe", "'maybe' is neither"},
+                    BadCase{"--kernel=fast", "'fast' is neither"},
+                    BadCase{"--config=/no/such/file", "/no/such/file"}));
 
 TEST(ConfigTest, AnUnknownKeyInTheFileExitsWith2AndIsNamed) {
   const std::string argument = "--config=" + WriteFile("unknown.conf", "liste=\"127.0.0.1:1\"\n");

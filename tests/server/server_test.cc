@@ -51,7 +51,7 @@ TEST(ServerTest, ATakenPortIsAnErrorThatNamesIt) {
   const auto first = StartServer();
   ASSERT_NE(first, nullptr);
   Config config = LoopbackConfig();
-  config.listen = first->address();
+  config.listen = {first->address()};
   const auto grpc_taken = Server::Start(config);
   EXPECT_EQ(grpc_taken.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(grpc_taken.status().message()), HasSubstr(first->address()));

@@ -21,7 +21,7 @@ namespace attendant::server {
 
 inline Config LoopbackConfig() {
   Config config;
-  config.listen = "127.0.0.1:0";
+  config.listen = {"127.0.0.1:0"};
   config.metrics_listen = "127.0.0.1:0";
   config.compute_threads = 2;
   config.drain_delay = absl::ZeroDuration();
