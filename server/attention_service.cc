@@ -19,13 +19,11 @@
 #include "server/check_codec.h"
 #include "server/codec.h"
 #include "server/status.h"
+#include "server/tensor_data.h"
+#include "server/wire.h"
 
 namespace attendant::server {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 // Room in a response message beside its tensors' bytes: shapes, lengths and Stats.
 constexpr int64_t kResponseOverhead = 4096;
@@ -36,8 +34,7 @@ grpc::Status UnservedStatus(absl::string_view rpc) {
       absl::UnimplementedError(absl::StrCat(rpc, " is not served by version ", core::Version())));
 }
 
-class UnservedStream final
-    : public grpc::ServerBidiReactor<v1::AttendStreamRequest, v1::AttendStreamResponse> {
+class UnservedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   UnservedStream() { Finish(UnservedStatus("AttendStream")); }
 
@@ -50,46 +47,33 @@ int64_t ExplicitBytes(core::Problem problem) {
   return core::ExplicitWorkspaceBytes(problem, /*threads=*/0);
 }
 
-Work WorkOf(const core::Problem& problem, core::Kernel kernel, std::vector<core::Stage> stages,
-            int64_t flops, v1::Stats* stats) {
+// Work whose response is a Response with Stats.
+template <typename Response>
+Work WorkOf(const core::Problem& problem, core::Kernel kernel, int64_t flops) {
   Work work;
   work.kernel = kernel;
-  work.stages = std::move(stages);
   work.path = problem.path;
   work.dtype = problem.dtype;
   work.tokens = std::max(problem.queries, problem.keys);
   work.flops = flops;
   work.explicit_bytes = ExplicitBytes(problem);
-  work.stats = stats;
+  auto response = std::make_shared<Response>();
+  work.stats = response->mutable_stats();
+  work.response = std::move(response);
   return work;
 }
 
-}  // namespace
-
-// One call from arrival to answer; deletes itself when gRPC is done with it.
-class AttentionService::Call final : public grpc::ServerUnaryReactor {
+// A request of one message and its answer of one.
+class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
  public:
-  Call(AttentionService& service, grpc::CallbackServerContext* context, Method method)
-      : service_(service), context_(context), method_(method) {
-    service_.metrics_.RequestStarted();
-    service_.Add(this);
-  }
+  UnaryCall(Calls& calls, grpc::CallbackServerContext* context, Method method,
+            grpc::ByteBuffer* response)
+      : Call(calls, context, method), response_(response) {}
 
   // Prepares and submits, or answers with an error. Called once, before gRPC knows of this call.
   void Start(const Prepare& prepare) {
-    if (!service_.accepting()) {
-      service_.metrics_.Shed(ShedReason::kDraining);
-      Answer(UnavailableFor("the server is shutting down", absl::Seconds(1)));
-      return;
-    }
-    // Memory for what a caller asks for may not be there; nothing else throws.
-    absl::StatusOr<Work> work = absl::ResourceExhaustedError("out of memory");
-    try {
-      work = prepare(workspace_);
-    } catch (const std::bad_alloc&) {
-    }
+    absl::StatusOr<Work> work = PrepareWork(prepare);
     if (!work.ok()) {
-      if (absl::IsResourceExhausted(work.status())) service_.metrics_.Shed(ShedReason::kMemory);
       Answer(work.status());
       return;
     }
@@ -97,298 +81,260 @@ class AttentionService::Call final : public grpc::ServerUnaryReactor {
   }
 
   // Answers without computing.
-  void Answer(const absl::Status& status) {
-    service_.metrics_.RequestEnded(method_, path_, status.code(), Seconds(Clock::now() - arrival_));
+  void Answer(absl::Status status, const google::protobuf::Message* response = nullptr) {
+    if (status.ok()) status = Encode(*response);
+    RecordAnswer(status);
     Finish(ToGrpcStatus(status));
   }
 
-  // Stops the job, if there is one yet. REQUIRES: the service's mutex is held.
-  void Stop(const absl::Status& why) {
-    service_.mutex_.AssertHeld();
-    if (job_ != nullptr) job_->Stop(why);
-  }
-
  private:
-  void Submit(Work work) {
-    if (work.stats != nullptr) path_ = LabelOf(work.path);
-    std::vector<core::Stage> stages = std::exchange(work.stages, {});
-    auto job = std::make_shared<core::Job>(
-        std::move(stages), [this, work](const absl::Status& status, const core::JobTimes& times) {
-          OnJobDone(work, status, times);
-        });
-    job->set_deadline(context_->deadline());
-    {
-      core::MutexLock lock(service_.mutex_);
-      job_ = job;
-      job_number_ = service_.JobStarted();
+  absl::Status Encode(const google::protobuf::Message& response) {
+    try {
+      *response_ = data().out.TakeMessage(response);
+      return absl::OkStatus();
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError("out of memory");
     }
-    service_.metrics_.JobStarted(work.flops);
-    // From here on the answer may come, and this call be deleted, at any moment.
-    service_.scheduler_.Submit(std::move(job));
   }
 
-  void OnJobDone(const Work& work, const absl::Status& status, const core::JobTimes& times) {
-    service_.metrics_.JobEnded(work.flops);
-    const bool alone = service_.JobEnded(job_number_);
-    if (status.ok()) {
-      if (work.stats != nullptr) RecordCompletion(work, times, alone);
-    } else if (absl::IsResourceExhausted(status)) {
-      service_.metrics_.Shed(ShedReason::kMemory);
-    } else if (!absl::IsInternal(status)) {
-      const bool started = times.first_tile != Clock::time_point();
-      service_.metrics_.JobCancelled(started ? CancelStage::kCompute : CancelStage::kQueue);
-    }
-    Answer(status);
+  void OnComputed(const absl::Status& status, const google::protobuf::Message& response) override {
+    Answer(status, &response);
   }
-
-  void RecordCompletion(const Work& work, const core::JobTimes& times, bool alone) {
-    // A problem without a tile has no times of its own.
-    const bool started = times.first_tile != Clock::time_point();
-    ComputeRecord record;
-    record.path = work.path;
-    record.tokens = work.tokens;
-    record.queue_seconds = started ? Seconds(times.first_tile - arrival_) : 0;
-    record.compute_seconds = started ? Seconds(times.end - times.first_tile) : 0;
-    record.flops = work.flops;
-    record.peak_workspace_bytes = workspace_.peak_bytes();
-    record.explicit_bytes = work.explicit_bytes;
-    service_.metrics_.JobCompleted(record);
-    if (alone) {
-      service_.speed_correction_.Observe(work.path, work.expected_seconds, record.compute_seconds);
-    }
-    work.stats->set_path(PathOf(work.path));
-    work.stats->set_compute_seconds(record.compute_seconds);
-    work.stats->set_queue_seconds(record.queue_seconds);
-    work.stats->set_peak_workspace_bytes(record.peak_workspace_bytes);
-    work.stats->set_flops(work.flops);
-    work.stats->set_threads(service_.scheduler_.threads());
-    work.stats->set_kernel(core::NameOf(
-        work.path == core::Path::kExplicit ? core::Kernel::kOneDnn : work.kernel, work.dtype));
-  }
-
-  void OnCancel() override {
-    // gRPC reports a passed deadline as a cancellation too.
-    const bool late = std::chrono::system_clock::now() >= context_->deadline();
-    core::MutexLock lock(service_.mutex_);
-    Stop(late ? absl::DeadlineExceededError("the call's deadline passed while it was computed")
-              : absl::CancelledError("the caller cancelled the call"));
-  }
+  void OnCancel() override { Stop(WhyCancelled()); }
+  void OnDone() override { calls().Remove(this); }
 
   // Ours neither wait nor compute: gRPC runs them where it is, without handing over to yet another
   // thread. Under load it would start up to two a CPU for that.
   bool InternalInlineable() override { return true; }
 
-  void OnDone() override {
-    AttentionService& service = service_;
-    service.Remove(this);
-    delete this;
-  }
-
-  AttentionService& service_;
-  grpc::CallbackServerContext* const context_;
-  const Method method_;
-  const Clock::time_point arrival_ = Clock::now();
-  PathLabel path_ = PathLabel::kNone;
-  core::Workspace workspace_;
-  std::shared_ptr<core::Job> job_ ABSL_GUARDED_BY(service_.mutex_);
-  int64_t job_number_ = 0;
+  grpc::ByteBuffer* const response_;
 };
+
+}  // namespace
 
 AttentionService::AttentionService(const Limits& limits, core::Scheduler& scheduler,
                                    Metrics& metrics)
-    : limits_(limits), scheduler_(scheduler), metrics_(metrics) {}
+    : limits_(limits), scheduler_(scheduler), calls_(scheduler, metrics) {}
 
-grpc::ServerUnaryReactor* AttentionService::Run(grpc::CallbackServerContext* context, Method method,
-                                                const Prepare& prepare) {
-  auto* const call = new Call(*this, context, method);
-  call->Start(prepare);
-  return call;
+template <typename Request, typename Plan>
+grpc::ServerUnaryReactor* AttentionService::Run(const Arrived& arrived, const Plan& plan) {
+  const auto call =
+      std::make_shared<UnaryCall>(calls_, arrived.context, arrived.method, arrived.response);
+  calls_.Add(call);
+  call->Start([&](CallData& data) -> absl::StatusOr<Work> {
+    // gRPC made it for this call alone, and would keep its bytes until the call is done.
+    auto& bytes = const_cast<grpc::ByteBuffer&>(*arrived.request);
+    Request request;
+    if (absl::Status status = ReadHead(bytes, request); !status.ok()) return status;
+    data.in.SetMessage(bytes);
+    return plan(request, data);
+  });
+  return call.get();
+}
+
+template <typename Request, typename Response, typename Fill>
+grpc::ServerUnaryReactor* AttentionService::AnswerAtOnce(const Arrived& arrived, const Fill& fill) {
+  const auto call =
+      std::make_shared<UnaryCall>(calls_, arrived.context, arrived.method, arrived.response);
+  calls_.Add(call);
+  Request request;
+  Response response;
+  absl::Status status = absl::ResourceExhaustedError("out of memory");
+  try {
+    status = ReadHead(const_cast<grpc::ByteBuffer&>(*arrived.request), request);
+    if (status.ok()) status = fill(request, response);
+  } catch (const std::bad_alloc&) {
+  }
+  call->Answer(status, &response);
+  return call.get();
 }
 
 grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* context,
-                                                   const v1::AttendRequest* request,
-                                                   v1::AttendResponse* response) {
-  return Run(context, Method::kAttend, [&](core::Workspace& workspace) -> absl::StatusOr<Work> {
-    const auto problem = ProblemOf(*request);
-    if (!problem.ok()) return problem.status();
-    absl::Status fits = CheckResponseBytes(core::ResponseBytes(*problem));
-    if (!fits.ok()) return fits;
-    const core::Resources resources{&workspace, scheduler_.threads(), limits_.kernel};
-    auto stages = core::WithStored(problem->dtype, [&]<typename S>() {
-      return core::AttendStages(*problem, TensorsOf<S>(*problem, *request, response), resources);
-    });
-    if (!stages.ok()) return stages.status();
-    Work work = WorkOf(*problem, limits_.kernel, *std::move(stages), core::ProductFlops(*problem),
-                       response->mutable_stats());
-    work.expected_seconds = core::SecondsOf(*problem, limits_.speed);
-    return work;
-  });
+                                                   const grpc::ByteBuffer* request,
+                                                   grpc::ByteBuffer* response) {
+  return Run<v1::AttendRequest>(
+      {context, Method::kAttend, request, response},
+      [this](const v1::AttendRequest& message, CallData& data) -> absl::StatusOr<Work> {
+        const auto problem = ProblemOf(message);
+        if (!problem.ok()) return problem.status();
+        absl::Status admitted = Admit(core::ResponseBytes(*problem));
+        if (!admitted.ok()) return admitted;
+        return PlanAttend(*problem, message, data);
+      });
 }
 
 grpc::ServerUnaryReactor* AttentionService::Head(grpc::CallbackServerContext* context,
-                                                 const v1::HeadRequest* request,
-                                                 v1::HeadResponse* response) {
-  return Run(context, Method::kHead, [&](core::Workspace& workspace) -> absl::StatusOr<Work> {
-    const auto problem = ProblemOf(*request);
-    if (!problem.ok()) return problem.status();
-    absl::Status fits = CheckResponseBytes(core::ResponseBytes(*problem));
-    if (!fits.ok()) return fits;
-    const core::Resources resources{&workspace, scheduler_.threads(), limits_.kernel};
-    auto stages = core::WithStored(problem->attend.dtype, [&]<typename S>() {
-      return core::HeadStages(*problem, TensorsOf<S>(*problem, *request, response), resources);
-    });
-    if (!stages.ok()) return stages.status();
-    Work work = WorkOf(problem->attend, limits_.kernel, *std::move(stages),
-                       core::ProductFlops(*problem), response->mutable_stats());
-    work.expected_seconds = core::SecondsOf(*problem, limits_.speed);
-    return work;
-  });
-}
-
-grpc::ServerUnaryReactor* AttentionService::Merge(grpc::CallbackServerContext* context,
-                                                  const v1::MergeRequest* request,
-                                                  v1::MergeResponse* response) {
-  return Run(context, Method::kMerge, [&](core::Workspace&) -> absl::StatusOr<Work> {
-    const auto problem = ProblemOf(*request);
-    if (!problem.ok()) return problem.status();
-    absl::Status fits = CheckResponseBytes(core::ResponseBytes(*problem));
-    if (!fits.ok()) return fits;
-    Work work;
-    work.stages = core::WithStored(problem->dtype, [&]<typename S>() {
-      return core::MergeStages<S>(*problem, TensorsOf<S>(*problem, *request, response));
-    });
-    work.flops = core::MergeFlops(*problem);
-    return work;
-  });
-}
-
-grpc::ServerUnaryReactor* AttentionService::Info(grpc::CallbackServerContext* context,
-                                                 const v1::InfoRequest*,
-                                                 v1::InfoResponse* response) {
-  auto* const call = new Call(*this, context, Method::kInfo);
-  response->set_version(core::Version());
-  response->set_kernel(core::NameOf(limits_.kernel, core::DType::kFloat32));
-  response->set_cpu(core::CpuName());
-  response->set_compute_threads(scheduler_.threads());
-  response->set_max_message_bytes(limits_.max_message_bytes);
-  response->set_memory_budget_bytes(core::Workspace::Process().limit_bytes());
-  response->set_peak_flops_float32(limits_.peak.float32);
-  response->set_peak_flops_float64(limits_.peak.float64);
-  call->Answer(absl::OkStatus());
-  return call;
-}
-
-grpc::ServerUnaryReactor* AttentionService::Estimate(grpc::CallbackServerContext* context,
-                                                     const v1::EstimateRequest* request,
-                                                     v1::EstimateResponse* response) {
-  auto* const call = new Call(*this, context, Method::kEstimate);
-  const core::EstimateBasis basis{scheduler_.threads(), limits_.kernel, limits_.speed,
-                                  speed_correction_.factors()};
-  call->Answer(WriteEstimate(*request, basis, response));
-  return call;
-}
-
-grpc::ServerBidiReactor<v1::AttendStreamRequest, v1::AttendStreamResponse>*
-AttentionService::AttendStream(grpc::CallbackServerContext*) {
-  return new UnservedStream();
+                                                 const grpc::ByteBuffer* request,
+                                                 grpc::ByteBuffer* response) {
+  return Run<v1::HeadRequest>(
+      {context, Method::kHead, request, response},
+      [this](const auto& message, CallData& data) { return PlanHead(message, data); });
 }
 
 grpc::ServerUnaryReactor* AttentionService::Backward(grpc::CallbackServerContext* context,
-                                                     const v1::BackwardRequest* request,
-                                                     v1::BackwardResponse* response) {
-  return Run(context, Method::kBackward, [&](core::Workspace& workspace) -> absl::StatusOr<Work> {
-    const auto problem = ProblemOf(*request);
-    if (!problem.ok()) return problem.status();
-    absl::Status fits = CheckResponseBytes(core::ResponseBytes(*problem));
-    if (!fits.ok()) return fits;
-    const core::Resources resources{&workspace, scheduler_.threads(), core::Kernel::kFused};
-    auto stages = core::WithStored(problem->attend.dtype, [&]<typename S>() {
-      return core::GradientStages(*problem, TensorsOf<S>(*problem, *request, response), resources);
-    });
-    if (!stages.ok()) return stages.status();
-    Work work = WorkOf(problem->attend, resources.kernel, *std::move(stages),
-                       core::ProductFlops(*problem), response->mutable_stats());
-    work.explicit_bytes = core::ExplicitGradientWorkspaceBytes(*problem, /*threads=*/0);
-    return work;
-  });
+                                                     const grpc::ByteBuffer* request,
+                                                     grpc::ByteBuffer* response) {
+  return Run<v1::BackwardRequest>(
+      {context, Method::kBackward, request, response},
+      [this](const auto& message, CallData& data) { return PlanBackward(message, data); });
+}
+
+grpc::ServerUnaryReactor* AttentionService::Merge(grpc::CallbackServerContext* context,
+                                                  const grpc::ByteBuffer* request,
+                                                  grpc::ByteBuffer* response) {
+  return Run<v1::MergeRequest>(
+      {context, Method::kMerge, request, response},
+      [this](const auto& message, CallData& data) { return PlanMerge(message, data); });
 }
 
 grpc::ServerUnaryReactor* AttentionService::Check(grpc::CallbackServerContext* context,
-                                                  const v1::CheckRequest* request,
-                                                  v1::CheckResponse* response) {
-  return Run(context, Method::kCheck, [&](core::Workspace& workspace) -> absl::StatusOr<Work> {
-    const auto call = CheckCallOf(*request);
-    if (!call.ok()) return call.status();
-    const core::Resources resources{&workspace, scheduler_.threads(), limits_.kernel};
-    const auto report = std::make_shared<core::CheckReport>();
-    auto stages = core::CheckStages(call->problem, call->inputs, resources, report.get());
-    if (!stages.ok()) return stages.status();
-    stages->push_back({"response", 1, [report, response](const core::TileContext&) {
-                         FillResponse(*report, response);
-                         return absl::OkStatus();
-                       }});
-    Work work;
-    work.stages = *std::move(stages);
-    work.flops = call->flops;
-    return work;
-  });
+                                                  const grpc::ByteBuffer* request,
+                                                  grpc::ByteBuffer* response) {
+  return Run<v1::CheckRequest>(
+      {context, Method::kCheck, request, response},
+      [this](const auto& message, CallData& data) { return PlanCheck(message, data); });
 }
 
-absl::Status AttentionService::CheckResponseBytes(int64_t bytes) const {
-  if (bytes <= limits_.max_message_bytes - kResponseOverhead) return absl::OkStatus();
-  return core::OverLimit("max_message_bytes",
-                         absl::StrCat("the response's tensors have ", bytes, " bytes, at most ",
-                                      limits_.max_message_bytes - kResponseOverhead,
-                                      " fit a message; ask for fewer returns or tokens at once"));
+grpc::ServerUnaryReactor* AttentionService::Estimate(grpc::CallbackServerContext* context,
+                                                     const grpc::ByteBuffer* request,
+                                                     grpc::ByteBuffer* response) {
+  return AnswerAtOnce<v1::EstimateRequest, v1::EstimateResponse>(
+      {context, Method::kEstimate, request, response},
+      [this](const v1::EstimateRequest& message, v1::EstimateResponse& answer) {
+        const core::EstimateBasis basis{scheduler_.threads(), limits_.kernel, limits_.speed,
+                                        calls_.speed_correction().factors()};
+        return WriteEstimate(message, basis, &answer);
+      });
 }
 
-bool AttentionService::accepting() {
-  core::MutexLock lock(mutex_);
-  return accepting_;
+grpc::ServerUnaryReactor* AttentionService::Info(grpc::CallbackServerContext* context,
+                                                 const grpc::ByteBuffer* request,
+                                                 grpc::ByteBuffer* response) {
+  return AnswerAtOnce<v1::InfoRequest, v1::InfoResponse>(
+      {context, Method::kInfo, request, response},
+      [this](const v1::InfoRequest&, v1::InfoResponse& answer) {
+        answer.set_version(core::Version());
+        answer.set_kernel(core::NameOf(limits_.kernel, core::DType::kFloat32));
+        answer.set_cpu(core::CpuName());
+        answer.set_compute_threads(scheduler_.threads());
+        answer.set_max_message_bytes(limits_.max_message_bytes);
+        answer.set_memory_budget_bytes(core::Workspace::Process().limit_bytes());
+        answer.set_peak_flops_float32(limits_.peak.float32);
+        answer.set_peak_flops_float64(limits_.peak.float64);
+        return absl::OkStatus();
+      });
 }
 
-void AttentionService::Add(Call* call) {
-  core::MutexLock lock(mutex_);
-  calls_.insert(call);
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::AttendStream(
+    grpc::CallbackServerContext*) {
+  return new UnservedStream();
 }
 
-void AttentionService::Remove(Call* call) {
-  core::MutexLock lock(mutex_);
-  calls_.erase(call);
-  if (calls_.empty()) idle_.NotifyAll();
+absl::StatusOr<Work> AttentionService::PlanAttend(const core::Problem& problem,
+                                                  const v1::AttendRequest& request,
+                                                  CallData& data) {
+  Work work = WorkOf<v1::AttendResponse>(problem, limits_.kernel, core::ProductFlops(problem));
+  auto stages = core::WithStored(problem.dtype,
+                                 [&]<typename S>() -> absl::StatusOr<std::vector<core::Stage>> {
+                                   const auto tensors = TensorsOf<S>(problem, request, data);
+                                   if (!tensors.ok()) return tensors.status();
+                                   return core::AttendStages(problem, *tensors, ResourcesOf(data));
+                                 });
+  if (!stages.ok()) return stages.status();
+  work.stages = *std::move(stages);
+  work.expected_seconds = core::SecondsOf(problem, limits_.speed);
+  return work;
 }
 
-int64_t AttentionService::JobStarted() {
-  ++jobs_started_;
-  if (++jobs_running_ > 1) last_shared_job_ = jobs_started_;
-  return jobs_started_;
+absl::StatusOr<Work> AttentionService::PlanHead(const v1::HeadRequest& request, CallData& data) {
+  const auto problem = ProblemOf(request);
+  if (!problem.ok()) return problem.status();
+  absl::Status admitted = Admit(core::ResponseBytes(*problem));
+  if (!admitted.ok()) return admitted;
+  Work work =
+      WorkOf<v1::HeadResponse>(problem->attend, limits_.kernel, core::ProductFlops(*problem));
+  auto stages = core::WithStored(problem->attend.dtype,
+                                 [&]<typename S>() -> absl::StatusOr<std::vector<core::Stage>> {
+                                   const auto tensors = TensorsOf<S>(*problem, request, data);
+                                   if (!tensors.ok()) return tensors.status();
+                                   return core::HeadStages(*problem, *tensors, ResourcesOf(data));
+                                 });
+  if (!stages.ok()) return stages.status();
+  work.stages = *std::move(stages);
+  work.expected_seconds = core::SecondsOf(*problem, limits_.speed);
+  return work;
 }
 
-bool AttentionService::JobEnded(int64_t number) {
-  core::MutexLock lock(mutex_);
-  --jobs_running_;
-  return number > last_shared_job_;
+absl::StatusOr<Work> AttentionService::PlanBackward(const v1::BackwardRequest& request,
+                                                    CallData& data) {
+  const auto problem = ProblemOf(request);
+  if (!problem.ok()) return problem.status();
+  absl::Status admitted = Admit(core::ResponseBytes(*problem));
+  if (!admitted.ok()) return admitted;
+  core::Resources resources = ResourcesOf(data);
+  resources.kernel = core::Kernel::kFused;
+  Work work =
+      WorkOf<v1::BackwardResponse>(problem->attend, resources.kernel, core::ProductFlops(*problem));
+  work.explicit_bytes = core::ExplicitGradientWorkspaceBytes(*problem, /*threads=*/0);
+  auto* const response = static_cast<v1::BackwardResponse*>(work.response.get());
+  auto stages = core::WithStored(
+      problem->attend.dtype, [&]<typename S>() -> absl::StatusOr<std::vector<core::Stage>> {
+        const auto tensors = TensorsOf<S>(*problem, request, data, response);
+        if (!tensors.ok()) return tensors.status();
+        return core::GradientStages(*problem, *tensors, resources);
+      });
+  if (!stages.ok()) return stages.status();
+  work.stages = *std::move(stages);
+  return work;
 }
 
-void AttentionService::StopAccepting() {
-  core::MutexLock lock(mutex_);
-  accepting_ = false;
+absl::StatusOr<Work> AttentionService::PlanMerge(const v1::MergeRequest& request, CallData& data) {
+  const auto problem = ProblemOf(request);
+  if (!problem.ok()) return problem.status();
+  absl::Status admitted = Admit(core::ResponseBytes(*problem));
+  if (!admitted.ok()) return admitted;
+  auto stages = core::WithStored(problem->dtype,
+                                 [&]<typename S>() -> absl::StatusOr<std::vector<core::Stage>> {
+                                   auto tensors = TensorsOf<S>(*problem, request, data);
+                                   if (!tensors.ok()) return tensors.status();
+                                   return core::MergeStages<S>(*problem, *std::move(tensors));
+                                 });
+  if (!stages.ok()) return stages.status();
+  Work work;
+  work.stages = *std::move(stages);
+  work.flops = core::MergeFlops(*problem);
+  work.response = std::make_shared<v1::MergeResponse>();
+  return work;
 }
 
-bool AttentionService::WaitUntilIdle(Clock::time_point deadline) {
-  core::MutexLock lock(mutex_);
-  while (!calls_.empty()) {
-    if (!idle_.WaitUntil(mutex_, deadline) && !calls_.empty()) return false;
-  }
-  return true;
+absl::StatusOr<Work> AttentionService::PlanCheck(const v1::CheckRequest& request, CallData& data) {
+  auto call = CheckCallOf(request);
+  if (!call.ok()) return call.status();
+  if (absl::Status admitted = Admit(0); !admitted.ok()) return admitted;
+  absl::Status read = ReadInputs(request, data, call->inputs);
+  if (!read.ok()) return read;
+  const auto report = std::make_shared<core::CheckReport>();
+  auto stages = core::CheckStages(call->problem, call->inputs, ResourcesOf(data), report.get());
+  if (!stages.ok()) return stages.status();
+  const auto response = std::make_shared<v1::CheckResponse>();
+  stages->push_back({"response", 1, [report, response](const core::TileContext&) {
+                       FillResponse(*report, response.get());
+                       return absl::OkStatus();
+                     }});
+  Work work;
+  work.stages = *std::move(stages);
+  work.flops = call->flops;
+  work.response = response;
+  return work;
 }
 
-void AttentionService::StopRunning() {
-  core::MutexLock lock(mutex_);
-  for (Call* const call : calls_) {
-    call->Stop(
-        UnavailableFor("the server shut down before the call was complete", absl::Seconds(1)));
-  }
+absl::Status AttentionService::Admit(int64_t response_bytes) const {
+  if (response_bytes <= limits_.max_message_bytes - kResponseOverhead) return absl::OkStatus();
+  return core::OverLimit(
+      "max_message_bytes",
+      absl::StrCat("the response's tensors have ", response_bytes, " bytes, at most ",
+                   limits_.max_message_bytes - kResponseOverhead,
+                   " fit a message; ask for fewer returns or tokens at once"));
 }
 
 }  // namespace attendant::server

@@ -2,49 +2,37 @@
 #ifndef ATTENDANT_SERVER_ATTENTION_SERVICE_H_
 #define ATTENDANT_SERVER_ATTENTION_SERVICE_H_
 
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
-#include <memory>
-#include <set>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "attendant/v1/attention.grpc.pb.h"
+#include "core/attend.h"
 #include "core/kernel.h"
 #include "core/machine.h"
-#include "core/mutex.h"
 #include "core/problem.h"
 #include "core/scheduler.h"
 #include "core/speed.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
+#include "server/call.h"
 #include "server/metrics.h"
 
 namespace attendant::server {
 
-// What a call computes, ready to be submitted.
-struct Work {
-  std::vector<core::Stage> stages;
-  int64_t flops = 0;  // of the matrix products
-  // Of the response, filled in when the work is complete. Null where the call is no attention: then
-  // it has no path, and what is below means nothing.
-  v1::Stats* stats = nullptr;
-  core::Path path = core::Path::kChunked;
-  core::Kernel kernel = core::Kernel::kFused;  // of the chunked path
-  core::DType dtype = core::DType::kFloat32;
-  int64_t tokens = 0;           // max(Tq, Tk)
-  int64_t explicit_bytes = 0;   // of workspace, had the call been explicit
-  double expected_seconds = 0;  // by the rates that were measured; 0: none were
-};
+// The generated service, with every method's messages as the bytes that arrived.
+using RawService = v1::Attention::WithRawCallbackMethod_Attend<
+    v1::Attention::WithRawCallbackMethod_AttendStream<v1::Attention::WithRawCallbackMethod_Head<
+        v1::Attention::WithRawCallbackMethod_Backward<v1::Attention::WithRawCallbackMethod_Check<
+            v1::Attention::WithRawCallbackMethod_Estimate<
+                v1::Attention::WithRawCallbackMethod_Merge<
+                    v1::Attention::WithRawCallbackMethod_Info<v1::Attention::Service>>>>>>>>;
 
 // Thread-safe. Every call gets exactly one final status; a call that is cancelled or late gives its
-// compute threads back at the next tile.
-class AttentionService final : public v1::Attention::CallbackService {
+// compute threads back at the next tile. gRPC's threads never compute.
+class AttentionService final : public RawService {
  public:
   struct Limits {
     int64_t max_message_bytes = 0;
@@ -57,66 +45,73 @@ class AttentionService final : public v1::Attention::CallbackService {
   AttentionService(const Limits& limits, core::Scheduler& scheduler, Metrics& metrics);
 
   grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext* context,
-                                   const v1::AttendRequest* request,
-                                   v1::AttendResponse* response) override;
+                                   const grpc::ByteBuffer* request,
+                                   grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* Head(grpc::CallbackServerContext* context,
-                                 const v1::HeadRequest* request,
-                                 v1::HeadResponse* response) override;
-  grpc::ServerUnaryReactor* Merge(grpc::CallbackServerContext* context,
-                                  const v1::MergeRequest* request,
-                                  v1::MergeResponse* response) override;
-  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
-                                  const v1::CheckRequest* request,
-                                  v1::CheckResponse* response) override;
-  grpc::ServerUnaryReactor* Estimate(grpc::CallbackServerContext* context,
-                                     const v1::EstimateRequest* request,
-                                     v1::EstimateResponse* response) override;
-  grpc::ServerUnaryReactor* Info(grpc::CallbackServerContext* context,
-                                 const v1::InfoRequest* request,
-                                 v1::InfoResponse* response) override;
-
-  // The rest of the contract: UNIMPLEMENTED.
-  grpc::ServerBidiReactor<v1::AttendStreamRequest, v1::AttendStreamResponse>* AttendStream(
-      grpc::CallbackServerContext* context) override;
+                                 const grpc::ByteBuffer* request,
+                                 grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* Backward(grpc::CallbackServerContext* context,
-                                     const v1::BackwardRequest* request,
-                                     v1::BackwardResponse* response) override;
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Merge(grpc::CallbackServerContext* context,
+                                  const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
+                                  const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Estimate(grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Info(grpc::CallbackServerContext* context,
+                                 const grpc::ByteBuffer* request,
+                                 grpc::ByteBuffer* response) override;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttendStream(
+      grpc::CallbackServerContext* context) override;
 
   // New calls are answered UNAVAILABLE from now on; running ones go on.
-  void StopAccepting();
+  void StopAccepting() { calls_.StopAccepting(); }
   // Waits until every call was answered; false where the deadline passed first.
-  bool WaitUntilIdle(std::chrono::steady_clock::time_point deadline);
+  bool WaitUntilIdle(std::chrono::steady_clock::time_point deadline) {
+    return calls_.WaitUntilIdle(deadline);
+  }
   // Stops what still runs: its callers get UNAVAILABLE.
-  void StopRunning();
+  void StopRunning() { calls_.StopRunning(); }
 
  private:
-  class Call;
+  // One call's bytes, from and to gRPC.
+  struct Arrived {
+    grpc::CallbackServerContext* context;
+    Method method;
+    const grpc::ByteBuffer* request;
+    grpc::ByteBuffer* response;
+  };
 
-  // Checks a request, makes room in its response, and lays out the work. The workspace belongs to
-  // the call and outlives the work.
-  using Prepare = std::function<absl::StatusOr<Work>(core::Workspace&)>;
+  // Reads the request without its tensors' data, and computes what plan makes of it.
+  template <typename Request, typename Plan>
+  grpc::ServerUnaryReactor* Run(const Arrived& arrived, const Plan& plan);
+  // Answers with the response that fill makes: (request, response) -> Status. For what takes no
+  // time; also while the server shuts down.
+  template <typename Request, typename Response, typename Fill>
+  grpc::ServerUnaryReactor* AnswerAtOnce(const Arrived& arrived, const Fill& fill);
 
-  grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, Method method,
-                                const Prepare& prepare);
-  absl::Status CheckResponseBytes(int64_t bytes) const;
-  bool accepting();
-  void Add(Call* call);
-  void Remove(Call* call);
-  // Around a job. JobStarted returns its number; JobEnded whether it had the threads for itself.
-  int64_t JobStarted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool JobEnded(int64_t number) ABSL_LOCKS_EXCLUDED(mutex_);
+  // What a problem needs, against what a call may have: the one place where a call is admitted,
+  // before a byte of its tensors is copied.
+  absl::Status Admit(int64_t response_bytes) const;
+
+  absl::StatusOr<Work> PlanAttend(const core::Problem& problem, const v1::AttendRequest& request,
+                                  CallData& data);
+  absl::StatusOr<Work> PlanHead(const v1::HeadRequest& request, CallData& data);
+  absl::StatusOr<Work> PlanBackward(const v1::BackwardRequest& request, CallData& data);
+  absl::StatusOr<Work> PlanMerge(const v1::MergeRequest& request, CallData& data);
+  absl::StatusOr<Work> PlanCheck(const v1::CheckRequest& request, CallData& data);
+
+  core::Resources ResourcesOf(const CallData& data) const {
+    return {&data.memory->scratch, scheduler_.threads(), limits_.kernel};
+  }
 
   const Limits limits_;
   core::Scheduler& scheduler_;
-  Metrics& metrics_;
-  core::Mutex mutex_;
-  core::CondVar idle_;
-  bool accepting_ ABSL_GUARDED_BY(mutex_) = true;
-  std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
-  int64_t jobs_started_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t jobs_running_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t last_shared_job_ ABSL_GUARDED_BY(mutex_) = 0;  // no job up to it had the threads alone
-  core::SpeedCorrection speed_correction_;
+  Calls calls_;
 };
 
 }  // namespace attendant::server

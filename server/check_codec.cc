@@ -9,6 +9,7 @@
 #include "core/cost.h"
 #include "core/errors.h"
 #include "server/codec.h"
+#include "server/tensor_data.h"
 
 namespace attendant::server {
 namespace {
@@ -76,7 +77,7 @@ absl::Status AddClaims(const v1::CheckRequest& request, CheckCall& call) {
   for (const Sent& one : sent) {
     auto spec = SpecOf(one.name, *one.tensor);
     if (!spec.ok()) return spec.status();
-    call.inputs.claims.push_back({one.part, *std::move(spec), one.tensor->data().data()});
+    call.inputs.claims.push_back({one.part, *std::move(spec), nullptr});
   }
   if (absl::Status status = core::CheckClaims(call.inputs.claims, call.problem); !status.ok()) {
     return status;
@@ -96,11 +97,7 @@ absl::StatusOr<CheckCall> CallOfAttention(const v1::CheckRequest& request) {
                                    });
   if (!problem.ok()) return problem.status();
   CheckCall call;
-  if (problem->mask.has_value()) call.inputs.mask = request.options().mask().data().data();
   call.problem = core::MakeCheckProblem(*problem);
-  call.inputs.query = request.query().data().data();
-  call.inputs.key = request.key().data().data();
-  call.inputs.value = request.value().data().data();
   call.flops = core::ProductFlops(*problem);
   return call;
 }
@@ -118,13 +115,6 @@ absl::StatusOr<CheckCall> CallOfHead(const v1::CheckRequest& request) {
   if (!problem.ok()) return OfHead(problem.status());
   CheckCall call;
   call.problem = core::MakeCheckProblem(*problem);
-  core::CheckInputs& inputs = call.inputs;
-  inputs.x = head.x().data().data();
-  inputs.w_q = head.w_q().data().data();
-  inputs.w_k = head.w_k().data().data();
-  inputs.w_v = head.w_v().data().data();
-  inputs.w_o = head.w_o().data().data();
-  if (head.options().has_mask()) inputs.mask = head.options().mask().data().data();
   call.flops = core::ProductFlops(*problem);
   return call;
 }
@@ -149,6 +139,27 @@ absl::StatusOr<CheckCall> CheckCallOf(const v1::CheckRequest& request) {
   if (!call.ok()) return call;
   if (absl::Status status = AddClaims(request, *call); !status.ok()) return status;
   return call;
+}
+
+absl::Status ReadInputs(const v1::CheckRequest& request, CallData& data,
+                        core::CheckInputs& inputs) {
+  if (request.has_head()) {
+    const v1::HeadRequest& head = request.head();
+    inputs.x = Read(head.x(), data);
+    inputs.w_q = Read(head.w_q(), data);
+    inputs.w_k = Read(head.w_k(), data);
+    inputs.w_v = Read(head.w_v(), data);
+    inputs.w_o = Read(head.w_o(), data);
+    inputs.mask = ReadMask(head.options(), data);
+  } else {
+    inputs.query = Read(request.query(), data);
+    inputs.key = Read(request.key(), data);
+    inputs.value = Read(request.value(), data);
+    inputs.mask = ReadMask(request.options(), data);
+  }
+  const std::vector<Sent> sent = SentIn(request);
+  for (size_t i = 0; i < sent.size(); ++i) inputs.claims[i].data = Read(*sent[i].tensor, data);
+  return data.status();
 }
 
 void FillResponse(const core::CheckReport& report, v1::CheckResponse* response) {

@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "core/checked_math.h"
 #include "core/errors.h"
+#include "server/tensor_data.h"
+#include "server/wire.h"
 
 namespace attendant::server {
 namespace {
@@ -132,10 +134,15 @@ absl::StatusOr<core::AttendOptions> OptionsOf(const v1::AttendOptions& options) 
   return result;
 }
 
-absl::Status CheckBytes(absl::string_view name, const v1::Tensor& tensor) {
-  int64_t bytes = core::SizeOf(DTypeFromProto(name, tensor.dtype()).value());
+int64_t BytesOf(const v1::Tensor& tensor) {
+  int64_t bytes = core::SizeOf(DTypeFromProto("", tensor.dtype()).value());
   for (const int64_t size : tensor.shape()) bytes = core::SaturatingProduct({bytes, size});
-  const auto actual = static_cast<int64_t>(tensor.data().size());
+  return bytes;
+}
+
+absl::Status CheckBytes(absl::string_view name, const v1::Tensor& tensor) {
+  const int64_t bytes = BytesOf(tensor);
+  const int64_t actual = PlaceOf(tensor.data()).bytes;
   if (actual == bytes) return absl::OkStatus();
   return core::InvalidField(absl::StrCat(name, ".data"),
                             absl::StrCat("has ", actual, " bytes, shape and dtype say ", bytes));
@@ -147,8 +154,12 @@ absl::Status CheckMaskBytes(const v1::AttendOptions& options) {
   return options.has_mask() ? CheckBytes("options.mask", options.mask()) : absl::OkStatus();
 }
 
-const void* MaskOf(const v1::AttendOptions& options) {
-  return options.has_mask() ? options.mask().data().data() : nullptr;
+// That nothing is sent where pieces follow.
+absl::Status CheckNoBytes(absl::string_view name, const v1::Tensor& tensor) {
+  if (tensor.data().empty()) return absl::OkStatus();
+  return core::InvalidField(absl::StrCat(name, ".data"),
+                            absl::StrCat("has ", PlaceOf(tensor.data()).bytes,
+                                         " bytes in the header, must be sent in pieces"));
 }
 
 }  // namespace
@@ -171,7 +182,7 @@ absl::Status CheckBytes(absl::Span<const TensorPart> parts) {
 
 absl::StatusOr<core::Problem> AttentionOf(const v1::Tensor& query, const v1::Tensor& key,
                                           const v1::Tensor& value, const v1::AttendOptions& message,
-                                          void (*change)(core::AttendOptions&)) {
+                                          void (*change)(core::AttendOptions&), DataIs data) {
   core::TensorSpec specs[3];
   const TensorPart parts[] = {
       {"query", &query, &specs[0]}, {"key", &key, &specs[1]}, {"value", &value, &specs[2]}};
@@ -181,14 +192,23 @@ absl::StatusOr<core::Problem> AttentionOf(const v1::Tensor& query, const v1::Ten
   if (change != nullptr) change(*options);
   auto problem = core::MakeProblem(specs[0], specs[1], specs[2], *options);
   if (!problem.ok()) return problem;
-  for (absl::Status status : {CheckBytes(parts), CheckMaskBytes(message)}) {
+  if (data == DataIs::kInTheMessage) {
+    for (absl::Status status : {CheckBytes(parts), CheckMaskBytes(message)}) {
+      if (!status.ok()) return status;
+    }
+    return problem;
+  }
+  for (absl::Status status :
+       {CheckNoBytes("query", query), CheckNoBytes("key", key), CheckNoBytes("value", value),
+        CheckNoBytes("options.mask", message.mask())}) {
     if (!status.ok()) return status;
   }
   return problem;
 }
 
-absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request) {
-  return AttentionOf(request.query(), request.key(), request.value(), request.options());
+absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request, DataIs data) {
+  return AttentionOf(request.query(), request.key(), request.value(), request.options(), nullptr,
+                     data);
 }
 
 absl::StatusOr<core::HeadProblem> ProblemOf(const v1::HeadRequest& request) {
@@ -313,162 +333,165 @@ absl::Status WriteEstimate(const v1::EstimateRequest& request, const core::Estim
   return absl::OkStatus();
 }
 
-void MakeTensor(core::DType dtype, const std::vector<int64_t>& shape, v1::Tensor* tensor) {
-  tensor->set_dtype(DTypeToProto(dtype));
-  int64_t bytes = core::SizeOf(dtype);
-  for (const int64_t size : shape) {
-    tensor->add_shape(size);
-    bytes = core::SaturatingProduct({bytes, size});
-  }
-  tensor->mutable_data()->resize(static_cast<size_t>(bytes));
+v1::Tensor TensorHead(core::DType dtype, absl::Span<const int64_t> shape) {
+  v1::Tensor head;
+  head.set_dtype(DTypeToProto(dtype));
+  head.mutable_shape()->Add(shape.begin(), shape.end());
+  return head;
 }
 
-template <typename S>
-core::AttendTensors<S> TensorsOf(const core::Problem& p, const v1::AttendRequest& request,
-                                 v1::AttendResponse* response) {
-  std::vector<int64_t> output_shape = {p.batch, p.heads, p.queries, p.value_width};
-  if (p.layout == core::Layout::kBthd) std::swap(output_shape[1], output_shape[2]);
-  MakeTensor(p.dtype, output_shape, response->mutable_output());
-  core::AttendTensors<S> t;
-  t.query = {Elements<S>(request.query()), p.layout, p.heads, p.queries, p.width};
-  t.key = {Elements<S>(request.key()), p.layout, p.kv_heads, p.keys, p.width};
-  t.value = {Elements<S>(request.value()), p.layout, p.kv_heads, p.keys, p.value_width};
-  t.mask = MaskOf(request.options());
-  t.output = {MutableElements<S>(response->mutable_output()), p.layout, p.heads, p.queries,
-              p.value_width};
-  const auto make_wide = [&](const std::vector<int64_t>& shape, v1::Tensor* tensor) {
-    MakeTensor(core::WideOf(p.dtype), shape, tensor);
-    return MutableElements<core::Wide<S>>(tensor);
-  };
-  if (p.return_weights) {
-    MakeTensor(p.dtype, {p.batch, p.heads, p.queries, p.keys}, response->mutable_weights());
-    t.weights = MutableElements<S>(response->mutable_weights());
-  }
-  if (p.return_logsumexp) {
-    t.logsumexp = make_wide({p.batch, p.heads, p.queries}, response->mutable_logsumexp());
-  }
-  if (p.return_key_sums) {
-    t.key_sums = make_wide({p.batch, p.heads, p.keys}, response->mutable_key_sums());
-  }
-  return t;
+const unsigned char* Read(const v1::Tensor& tensor, CallData& data) { return data.in.Add(tensor); }
+
+const unsigned char* ReadMask(const v1::AttendOptions& options, CallData& data) {
+  return options.has_mask() ? Read(options.mask(), data) : nullptr;
+}
+
+namespace {
+
+template <typename T>
+const T* ReadAs(const v1::Tensor& tensor, CallData& data) {
+  return reinterpret_cast<const T*>(Read(tensor, data));
 }
 
 template <typename T>
-core::HeadTensors<T> TensorsOf(const core::HeadProblem& head, const v1::HeadRequest& request,
-                               v1::HeadResponse* response) {
-  const core::Problem& p = head.attend;
-  const auto make = [&](const std::vector<int64_t>& shape, v1::Tensor* tensor) {
-    MakeTensor(p.dtype, shape, tensor);
-    return MutableElements<T>(tensor);
-  };
-  core::HeadTensors<T> t;
-  t.x = Elements<T>(request.x());
-  t.w_q = Elements<T>(request.w_q());
-  t.w_k = Elements<T>(request.w_k());
-  t.w_v = Elements<T>(request.w_v());
-  t.w_o = Elements<T>(request.w_o());
-  t.mask = MaskOf(request.options());
-  t.output = make(ToVector(request.x().shape()), response->mutable_output());
-  if (!head.return_intermediates) return t;
-  const auto per_head = [&](int64_t width, v1::Tensor* tensor) {
-    return make({p.batch, p.heads, p.queries, width}, tensor);
-  };
-  t.query = per_head(p.width, response->mutable_query());
-  t.key = per_head(p.width, response->mutable_key());
-  t.value = per_head(p.value_width, response->mutable_value());
-  t.logits = per_head(p.keys, response->mutable_logits());
-  t.weights = per_head(p.keys, response->mutable_weights());
-  t.context = per_head(p.value_width, response->mutable_context());
-  return t;
+T* Make(int number, core::DType dtype, absl::Span<const int64_t> shape, CallData& data) {
+  return reinterpret_cast<T*>(data.out.Add(number, TensorHead(dtype, shape)));
 }
 
+// The tensors, if there was room for all.
+template <typename Tensors>
+absl::StatusOr<Tensors> IfThereIsRoom(Tensors tensors, const CallData& data) {
+  if (!data.status().ok()) return data.status();
+  return tensors;
+}
+
+}  // namespace
+
 template <typename S>
-core::MergeTensors<S> TensorsOf(const core::MergeProblem& p, const v1::MergeRequest& request,
-                                v1::MergeResponse* response) {
-  MakeTensor(p.dtype, {p.batch, p.heads, p.queries, p.value_width}, response->mutable_output());
-  MakeTensor(core::WideOf(p.dtype), {p.batch, p.heads, p.queries}, response->mutable_logsumexp());
-  core::MergeTensors<S> t;
-  for (const v1::MergePart& part : request.parts()) {
-    t.parts.push_back({Elements<S>(part.output()), Elements<core::Wide<S>>(part.logsumexp())});
+absl::StatusOr<core::AttendTensors<S>> TensorsOf(const core::Problem& p,
+                                                 const v1::AttendRequest& request, CallData& data) {
+  using Response = v1::AttendResponse;
+  core::AttendTensors<S> t;
+  t.query = {ReadAs<S>(request.query(), data), p.layout, p.heads, p.queries, p.width};
+  t.key = {ReadAs<S>(request.key(), data), p.layout, p.kv_heads, p.keys, p.width};
+  t.value = {ReadAs<S>(request.value(), data), p.layout, p.kv_heads, p.keys, p.value_width};
+  t.mask = ReadMask(request.options(), data);
+  std::vector<int64_t> output_shape = {p.batch, p.heads, p.queries, p.value_width};
+  if (p.layout == core::Layout::kBthd) std::swap(output_shape[1], output_shape[2]);
+  t.output = {Make<S>(Response::kOutputFieldNumber, p.dtype, output_shape, data), p.layout, p.heads,
+              p.queries, p.value_width};
+  const auto make_wide = [&](int number, absl::Span<const int64_t> shape) {
+    return Make<core::Wide<S>>(number, core::WideOf(p.dtype), shape, data);
+  };
+  if (p.return_weights) {
+    t.weights = Make<S>(Response::kWeightsFieldNumber, p.dtype,
+                        {p.batch, p.heads, p.queries, p.keys}, data);
   }
-  t.output = MutableElements<S>(response->mutable_output());
-  t.logsumexp = MutableElements<core::Wide<S>>(response->mutable_logsumexp());
-  return t;
+  if (p.return_logsumexp) {
+    t.logsumexp = make_wide(Response::kLogsumexpFieldNumber, {p.batch, p.heads, p.queries});
+  }
+  if (p.return_key_sums) {
+    t.key_sums = make_wide(Response::kKeySumsFieldNumber, {p.batch, p.heads, p.keys});
+  }
+  return IfThereIsRoom(t, data);
+}
+
+template <typename T>
+absl::StatusOr<core::HeadTensors<T>> TensorsOf(const core::HeadProblem& head,
+                                               const v1::HeadRequest& request, CallData& data) {
+  using Response = v1::HeadResponse;
+  const core::Problem& p = head.attend;
+  core::HeadTensors<T> t;
+  t.x = ReadAs<T>(request.x(), data);
+  t.w_q = ReadAs<T>(request.w_q(), data);
+  t.w_k = ReadAs<T>(request.w_k(), data);
+  t.w_v = ReadAs<T>(request.w_v(), data);
+  t.w_o = ReadAs<T>(request.w_o(), data);
+  t.mask = ReadMask(request.options(), data);
+  t.output = Make<T>(Response::kOutputFieldNumber, p.dtype, request.x().shape(), data);
+  if (!head.return_intermediates) return IfThereIsRoom(t, data);
+  const auto per_head = [&](int number, int64_t width) {
+    return Make<T>(number, p.dtype, {p.batch, p.heads, p.queries, width}, data);
+  };
+  t.query = per_head(Response::kQueryFieldNumber, p.width);
+  t.key = per_head(Response::kKeyFieldNumber, p.width);
+  t.value = per_head(Response::kValueFieldNumber, p.value_width);
+  t.logits = per_head(Response::kLogitsFieldNumber, p.keys);
+  t.weights = per_head(Response::kWeightsFieldNumber, p.keys);
+  t.context = per_head(Response::kContextFieldNumber, p.value_width);
+  return IfThereIsRoom(t, data);
 }
 
 template <typename S>
-core::GradientTensors<S> TensorsOf(const core::GradientProblem& gradient,
-                                   const v1::BackwardRequest& request,
-                                   v1::BackwardResponse* response) {
+absl::StatusOr<core::MergeTensors<S>> TensorsOf(const core::MergeProblem& p,
+                                                const v1::MergeRequest& request, CallData& data) {
+  using Response = v1::MergeResponse;
+  core::MergeTensors<S> t;
+  t.parts.reserve(static_cast<size_t>(request.parts_size()));
+  for (const v1::MergePart& part : request.parts()) {
+    t.parts.push_back(
+        {ReadAs<S>(part.output(), data), ReadAs<core::Wide<S>>(part.logsumexp(), data)});
+  }
+  t.output = Make<S>(Response::kOutputFieldNumber, p.dtype,
+                     {p.batch, p.heads, p.queries, p.value_width}, data);
+  t.logsumexp = Make<core::Wide<S>>(Response::kLogsumexpFieldNumber, core::WideOf(p.dtype),
+                                    {p.batch, p.heads, p.queries}, data);
+  return IfThereIsRoom(std::move(t), data);
+}
+
+template <typename S>
+absl::StatusOr<core::GradientTensors<S>> TensorsOf(const core::GradientProblem& gradient,
+                                                   const v1::BackwardRequest& request,
+                                                   CallData& data, v1::BackwardResponse* response) {
+  using Response = v1::BackwardResponse;
   const core::Problem& p = gradient.attend;
   const auto view = [&](const v1::Tensor& tensor, int64_t heads, int64_t tokens, int64_t width) {
-    return core::TensorView<const S>(Elements<S>(tensor), p.layout, heads, tokens, width);
+    return core::TensorView<const S>(ReadAs<S>(tensor, data), p.layout, heads, tokens, width);
   };
-  const auto make = [&](const v1::Tensor& like, int64_t heads, int64_t tokens, int64_t width,
-                        v1::Tensor* tensor) {
-    MakeTensor(p.dtype, ToVector(like.shape()), tensor);
-    return core::TensorView<S>(MutableElements<S>(tensor), p.layout, heads, tokens, width);
+  const auto make = [&](int number, const v1::Tensor& like, int64_t heads, int64_t tokens,
+                        int64_t width) {
+    return core::TensorView<S>(Make<S>(number, p.dtype, like.shape(), data), p.layout, heads,
+                               tokens, width);
   };
   core::GradientTensors<S> t;
   t.query = view(request.query(), p.heads, p.queries, p.width);
   t.key = view(request.key(), p.kv_heads, p.keys, p.width);
   t.value = view(request.value(), p.kv_heads, p.keys, p.value_width);
-  t.mask = MaskOf(request.options());
+  t.mask = ReadMask(request.options(), data);
   t.d_output = view(request.d_output(), p.heads, p.queries, p.value_width).Strided();
   if (gradient.given) {
     t.output = view(request.output(), p.heads, p.queries, p.value_width);
-    t.logsumexp = Elements<core::Wide<S>>(request.logsumexp());
+    t.logsumexp = ReadAs<core::Wide<S>>(request.logsumexp(), data);
   }
-  t.d_query = make(request.query(), p.heads, p.queries, p.width, response->mutable_d_query());
-  t.d_key = make(request.key(), p.kv_heads, p.keys, p.width, response->mutable_d_key());
-  t.d_value = make(request.value(), p.kv_heads, p.keys, p.value_width, response->mutable_d_value());
+  t.d_query = make(Response::kDQueryFieldNumber, request.query(), p.heads, p.queries, p.width);
+  t.d_key = make(Response::kDKeyFieldNumber, request.key(), p.kv_heads, p.keys, p.width);
+  t.d_value =
+      make(Response::kDValueFieldNumber, request.value(), p.kv_heads, p.keys, p.value_width);
   if (gradient.return_d_mask) {
-    const v1::Tensor& mask = request.options().mask();
-    MakeTensor(p.mask->dtype, ToVector(mask.shape()), response->mutable_d_mask());
-    t.d_mask = MutableElements<unsigned char>(response->mutable_d_mask());
+    t.d_mask = Make<unsigned char>(Response::kDMaskFieldNumber, p.mask->dtype,
+                                   request.options().mask().shape(), data);
   }
   response->mutable_d_sinks()->Resize(static_cast<int>(p.sinks.size()), 0);
   t.d_sinks = response->mutable_d_sinks()->mutable_data();
-  return t;
+  return IfThereIsRoom(t, data);
 }
 
-template core::AttendTensors<float> TensorsOf(const core::Problem&, const v1::AttendRequest&,
-                                              v1::AttendResponse*);
-template core::HeadTensors<float> TensorsOf(const core::HeadProblem&, const v1::HeadRequest&,
-                                            v1::HeadResponse*);
-template core::AttendTensors<double> TensorsOf(const core::Problem&, const v1::AttendRequest&,
-                                               v1::AttendResponse*);
-template core::HeadTensors<double> TensorsOf(const core::HeadProblem&, const v1::HeadRequest&,
-                                             v1::HeadResponse*);
-template core::AttendTensors<core::Float16> TensorsOf(const core::Problem&,
-                                                      const v1::AttendRequest&,
-                                                      v1::AttendResponse*);
-template core::HeadTensors<core::Float16> TensorsOf(const core::HeadProblem&,
-                                                    const v1::HeadRequest&, v1::HeadResponse*);
-template core::AttendTensors<core::BFloat16> TensorsOf(const core::Problem&,
-                                                       const v1::AttendRequest&,
-                                                       v1::AttendResponse*);
-template core::HeadTensors<core::BFloat16> TensorsOf(const core::HeadProblem&,
-                                                     const v1::HeadRequest&, v1::HeadResponse*);
-template core::MergeTensors<float> TensorsOf(const core::MergeProblem&, const v1::MergeRequest&,
-                                             v1::MergeResponse*);
-template core::MergeTensors<double> TensorsOf(const core::MergeProblem&, const v1::MergeRequest&,
-                                              v1::MergeResponse*);
-template core::MergeTensors<core::Float16> TensorsOf(const core::MergeProblem&,
-                                                     const v1::MergeRequest&, v1::MergeResponse*);
-template core::MergeTensors<core::BFloat16> TensorsOf(const core::MergeProblem&,
-                                                      const v1::MergeRequest&, v1::MergeResponse*);
+#define INSTANTIATE(S)                                                                            \
+  template absl::StatusOr<core::AttendTensors<S>> TensorsOf(const core::Problem&,                 \
+                                                            const v1::AttendRequest&, CallData&); \
+  template absl::StatusOr<core::HeadTensors<S>> TensorsOf(const core::HeadProblem&,               \
+                                                          const v1::HeadRequest&, CallData&);     \
+  template absl::StatusOr<core::MergeTensors<S>> TensorsOf(const core::MergeProblem&,             \
+                                                           const v1::MergeRequest&, CallData&);   \
+  template absl::StatusOr<core::GradientTensors<S>> TensorsOf(                                    \
+      const core::GradientProblem&, const v1::BackwardRequest&, CallData&, v1::BackwardResponse*);
 
-template core::GradientTensors<float> TensorsOf(const core::GradientProblem&,
-                                                const v1::BackwardRequest&, v1::BackwardResponse*);
-template core::GradientTensors<double> TensorsOf(const core::GradientProblem&,
-                                                 const v1::BackwardRequest&, v1::BackwardResponse*);
-template core::GradientTensors<core::Float16> TensorsOf(const core::GradientProblem&,
-                                                        const v1::BackwardRequest&,
-                                                        v1::BackwardResponse*);
-template core::GradientTensors<core::BFloat16> TensorsOf(const core::GradientProblem&,
-                                                         const v1::BackwardRequest&,
-                                                         v1::BackwardResponse*);
+INSTANTIATE(float)
+INSTANTIATE(double)
+INSTANTIATE(core::Float16)
+INSTANTIATE(core::BFloat16)
+
+#undef INSTANTIATE
 
 v1::Path PathOf(core::Path path) {
   return path == core::Path::kExplicit ? v1::PATH_EXPLICIT : v1::PATH_CHUNKED;

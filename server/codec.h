@@ -1,5 +1,6 @@
 // Messages of the contract to and from what core works with.
 //
+// Requests are messages that server/wire.h has read: their tensors' data says where its bytes lie.
 // Names in errors are paths from the request's root: `name` below is the tensor's, such as "query".
 #ifndef ATTENDANT_SERVER_CODEC_H_
 #define ATTENDANT_SERVER_CODEC_H_
@@ -20,6 +21,11 @@
 #include "core/tensor_view.h"
 
 namespace attendant::server {
+
+struct CallData;
+
+// Bytes that a tensor's shape and dtype say. REQUIRES: they were checked.
+int64_t BytesOf(const v1::Tensor& tensor);
 
 // Returns INVALID_ARGUMENT naming `name`.dtype where the type is none of the contract's.
 absl::StatusOr<core::TensorSpec> SpecOf(absl::string_view name, const v1::Tensor& tensor);
@@ -42,15 +48,21 @@ struct TensorPart {
 absl::Status ReadSpecs(absl::Span<const TensorPart> parts);
 absl::Status CheckBytes(absl::Span<const TensorPart> parts);
 
+// Whether the tensors' data is in the message, of the length that shape and dtype say, or none of
+// it.
+enum class DataIs : uint8_t { kInTheMessage, kSentApart };
+
 // Attention's problem from its tensors, whose byte counts and the mask's are checked as well.
 // change: what is made of the options before they are checked, or null. Errors as of ProblemOf.
 absl::StatusOr<core::Problem> AttentionOf(const v1::Tensor& query, const v1::Tensor& key,
                                           const v1::Tensor& value, const v1::AttendOptions& options,
-                                          void (*change)(core::AttendOptions&) = nullptr);
+                                          void (*change)(core::AttendOptions&) = nullptr,
+                                          DataIs data = DataIs::kInTheMessage);
 
 // A request's shapes and options as a checked problem, its byte counts checked as well. Returns
 // INVALID_ARGUMENT or UNIMPLEMENTED naming the field.
-absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request);
+absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request,
+                                        DataIs data = DataIs::kInTheMessage);
 absl::StatusOr<core::HeadProblem> ProblemOf(const v1::HeadRequest& request);
 absl::StatusOr<core::MergeProblem> ProblemOf(const v1::MergeRequest& request);
 absl::StatusOr<core::GradientProblem> ProblemOf(const v1::BackwardRequest& request);
@@ -60,34 +72,29 @@ absl::StatusOr<core::GradientProblem> ProblemOf(const v1::BackwardRequest& reque
 absl::Status WriteEstimate(const v1::EstimateRequest& request, const core::EstimateBasis& basis,
                            v1::EstimateResponse* response);
 
-// Sets dtype and shape, and makes the data that long.
-void MakeTensor(core::DType dtype, const std::vector<int64_t>& shape, v1::Tensor* tensor);
+// A tensor without data.
+v1::Tensor TensorHead(core::DType dtype, absl::Span<const int64_t> shape);
 
-// The elements. A std::string's data is aligned to 8 bytes or more, its own short buffer included.
-template <typename T>
-const T* Elements(const v1::Tensor& tensor) {
-  return reinterpret_cast<const T*>(tensor.data().data());
-}
-template <typename T>
-T* MutableElements(v1::Tensor* tensor) {
-  return reinterpret_cast<T*>(tensor->mutable_data()->data());
-}
+// A request's tensor in the call's memory.
+const unsigned char* Read(const v1::Tensor& tensor, CallData& data);
+// The mask's, or null where there is none.
+const unsigned char* ReadMask(const v1::AttendOptions& options, CallData& data);
 
-// The request's tensors and the response's, which are made here: valid as long as both messages.
+// The request's tensors and the response's, in the call's memory, which is made here. Returns
+// RESOURCE_EXHAUSTED where there is none. response: where d_sinks are computed.
 template <typename S>
-core::AttendTensors<S> TensorsOf(const core::Problem& problem, const v1::AttendRequest& request,
-                                 v1::AttendResponse* response);
+absl::StatusOr<core::AttendTensors<S>> TensorsOf(const core::Problem& problem,
+                                                 const v1::AttendRequest& request, CallData& data);
 template <typename S>
-core::HeadTensors<S> TensorsOf(const core::HeadProblem& problem, const v1::HeadRequest& request,
-                               v1::HeadResponse* response);
+absl::StatusOr<core::HeadTensors<S>> TensorsOf(const core::HeadProblem& problem,
+                                               const v1::HeadRequest& request, CallData& data);
 template <typename S>
-core::MergeTensors<S> TensorsOf(const core::MergeProblem& problem, const v1::MergeRequest& request,
-                                v1::MergeResponse* response);
-
+absl::StatusOr<core::MergeTensors<S>> TensorsOf(const core::MergeProblem& problem,
+                                                const v1::MergeRequest& request, CallData& data);
 template <typename S>
-core::GradientTensors<S> TensorsOf(const core::GradientProblem& problem,
-                                   const v1::BackwardRequest& request,
-                                   v1::BackwardResponse* response);
+absl::StatusOr<core::GradientTensors<S>> TensorsOf(const core::GradientProblem& problem,
+                                                   const v1::BackwardRequest& request,
+                                                   CallData& data, v1::BackwardResponse* response);
 
 // PATH_EXPLICIT or PATH_CHUNKED.
 v1::Path PathOf(core::Path path);

@@ -93,22 +93,26 @@ void ExpectNear(const core::Problem& problem, const v1::AttendRequest& request,
 template <typename T, typename Request, typename Response>
 Response ComputeInProcess(const Request& request, core::Scheduler& scheduler) {
   Response response;
-  core::Workspace workspace;
-  const auto problem = server::ProblemOf(request);
+  server::CallData data;
+  const Request arrived = server::Arrived(request, data);
+  const auto problem = server::ProblemOf(arrived);
   EXPECT_TRUE(problem.ok()) << problem.status();
-  const auto tensors = server::TensorsOf<T>(*problem, request, &response);
-  const core::Resources resources{&workspace, scheduler.threads()};
+  const core::Resources resources{&data.memory->scratch, scheduler.threads()};
   absl::StatusOr<std::vector<core::Stage>> stages;
   if constexpr (std::is_same_v<Request, v1::HeadRequest>) {
+    const auto tensors = *server::TensorsOf<T>(*problem, arrived, data);
     stages = core::HeadStages(*problem, tensors, resources);
   } else if constexpr (std::is_same_v<Request, v1::BackwardRequest>) {
+    const auto tensors = *server::TensorsOf<T>(*problem, arrived, data, &response);
     stages = core::GradientStages(*problem, tensors, resources);
   } else {
+    const auto tensors = *server::TensorsOf<T>(*problem, arrived, data);
     stages = core::AttendStages(*problem, tensors, resources);
   }
   EXPECT_TRUE(stages.ok()) << stages.status();
+  if (auto copy = data.in.Copy()) stages->insert(stages->begin(), *std::move(copy));
   EXPECT_TRUE(scheduler.Run(*std::move(stages)).ok());
-  return response;
+  return server::Parsed<Response>(data.out.TakeMessage(response));
 }
 
 // The arrays of a head, in the lesson's order.
@@ -156,7 +160,7 @@ TEST_F(GoldenTest, Float64MeetsLibTorchOnBothPaths) {
         v1::AttendRequest request = golden.attend();
         request.mutable_options()->set_path(path);
         ExpectNear(
-            *server::ProblemOf(request), request, golden.attend_response(),
+            *server::ProblemOf(server::HeadOf(request)), request, golden.attend_response(),
             ComputeInProcess<double, v1::AttendRequest, v1::AttendResponse>(request, scheduler_));
       } else if (golden.has_head()) {
         v1::HeadRequest request = golden.head();
@@ -185,7 +189,7 @@ void ExpectGradients(const GoldenCase& golden, v1::Path path, core::Scheduler& s
   v1::BackwardRequest request = golden.backward();
   request.mutable_options()->set_path(path);
   const core::Inputs<double> inputs = InputsOf(request);
-  const core::Problem exact = server::ProblemOf(request)->attend;
+  const core::Problem exact = server::ProblemOf(server::HeadOf(request))->attend;
   const core::OracleGradients oracle =
       core::GradientOracleOf(exact, inputs, ValuesOf<double>(request.d_output()));
   for (v1::Tensor* const tensor : {request.mutable_query(), request.mutable_key(),
@@ -250,7 +254,7 @@ TEST_F(GoldenTest, Float32MeetsTheFloat64AnswerToTheRoundedInputs) {
     for (const v1::Path path : kPaths) {
       SCOPED_TRACE(golden.name() + " " + v1::Path_Name(path));
       request.mutable_options()->set_path(path);
-      const core::Problem problem = *server::ProblemOf(request);
+      const core::Problem problem = *server::ProblemOf(server::HeadOf(request));
       const core::Inputs<float> inputs = InputsOf<float>(request);
       const core::OracleResult oracle = core::OracleOf(problem, inputs);
       const core::Tolerance t =
@@ -281,7 +285,7 @@ int ExpectHalves(const std::string& prefix, core::Scheduler& scheduler) {
     for (const v1::Path path : kPaths) {
       SCOPED_TRACE(golden.name() + " " + v1::Path_Name(path));
       request.mutable_options()->set_path(path);
-      const core::Problem problem = *server::ProblemOf(request);
+      const core::Problem problem = *server::ProblemOf(server::HeadOf(request));
       const core::Tolerance t =
           core::ToleranceOf<S>(problem, core::MagnitudesOf(problem, InputsOf<S>(request)));
       const auto actual =
@@ -317,8 +321,8 @@ TEST_F(GoldenTest, AServerAnswersAsLibTorch) {
       v1::AttendResponse response;
       const grpc::Status status = stub->Attend(&context, golden.attend(), &response);
       ASSERT_TRUE(status.ok()) << status.error_message();
-      ExpectNear(*server::ProblemOf(golden.attend()), golden.attend(), golden.attend_response(),
-                 response);
+      ExpectNear(*server::ProblemOf(server::HeadOf(golden.attend())), golden.attend(),
+                 golden.attend_response(), response);
     } else if (golden.has_head()) {
       v1::HeadResponse response;
       const grpc::Status status = stub->Head(&context, golden.head(), &response);

@@ -6,8 +6,12 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +20,8 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "server/server.h"
+#include "server/tensor_data.h"
+#include "server/wire.h"
 
 namespace attendant::server {
 
@@ -84,6 +90,50 @@ inline v1::AttendRequest LongRequest() {
   SetTensor(v1::DATA_TYPE_FLOAT32, {1, 8, kTokens, 1}, std::vector<float>(8 * kTokens),
             request.mutable_value());
   return request;
+}
+
+// The bytes of a message, in slices of so many bytes each, or all in one.
+inline grpc::ByteBuffer BytesIn(const std::string& bytes, size_t slice_bytes = SIZE_MAX) {
+  std::vector<grpc::Slice> slices;
+  for (size_t begin = 0; begin < bytes.size(); begin += slices.back().size()) {
+    slices.emplace_back(bytes.data() + begin, std::min(slice_bytes, bytes.size() - begin));
+  }
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+// A request as the server's own code meets it: read from its bytes, but for its tensors' data.
+template <typename Message>
+Message HeadOf(grpc::ByteBuffer& bytes) {
+  Message head;
+  const absl::Status status = ReadHead(bytes, head);
+  EXPECT_TRUE(status.ok()) << status;
+  return head;
+}
+template <typename Message>
+Message HeadOf(const Message& sent) {
+  grpc::ByteBuffer bytes = BytesIn(sent.SerializeAsString());
+  return HeadOf<Message>(bytes);
+}
+
+// Such a request whose data is in `data`, to be copied there once the tensors were read.
+template <typename Message>
+Message Arrived(const Message& sent, CallData& data) {
+  grpc::ByteBuffer bytes = BytesIn(sent.SerializeAsString());
+  const Message head = HeadOf<Message>(bytes);
+  data.in.SetMessage(bytes);
+  return head;
+}
+
+// The whole of a message in its bytes.
+template <typename Message>
+Message Parsed(const grpc::ByteBuffer& bytes) {
+  std::vector<grpc::Slice> slices;
+  EXPECT_TRUE(bytes.Dump(&slices).ok());
+  std::string all;
+  for (const grpc::Slice& slice : slices) all.append(slice.begin(), slice.end());
+  Message message;
+  EXPECT_TRUE(message.ParseFromString(all));
+  return message;
 }
 
 // The first detail of type Detail in a status, or one that is empty.

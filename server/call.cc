@@ -1,0 +1,183 @@
+#include "server/call.h"
+
+#include <grpcpp/server_context.h>
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "core/errors.h"
+#include "server/codec.h"
+#include "server/status.h"
+
+namespace attendant::server {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+}  // namespace
+
+void Calls::Add(std::shared_ptr<Call> call) {
+  core::MutexLock lock(mutex_);
+  Call* const key = call.get();
+  calls_.emplace(key, std::move(call));
+}
+
+void Calls::Remove(Call* call) {
+  // Destroyed when the lock is not held any more.
+  std::shared_ptr<Call> removed;
+  core::MutexLock lock(mutex_);
+  const auto found = calls_.find(call);
+  removed = std::move(found->second);
+  calls_.erase(found);
+  if (calls_.empty()) idle_.NotifyAll();
+}
+
+bool Calls::accepting() {
+  core::MutexLock lock(mutex_);
+  return accepting_;
+}
+
+void Calls::StopAccepting() {
+  core::MutexLock lock(mutex_);
+  accepting_ = false;
+}
+
+bool Calls::WaitUntilIdle(Clock::time_point deadline) {
+  core::MutexLock lock(mutex_);
+  while (!calls_.empty()) {
+    if (!idle_.WaitUntil(mutex_, deadline) && !calls_.empty()) return false;
+  }
+  return true;
+}
+
+void Calls::StopRunning() {
+  std::vector<std::shared_ptr<Call>> running;
+  {
+    core::MutexLock lock(mutex_);
+    running.reserve(calls_.size());
+    for (const auto& [key, call] : calls_) running.push_back(call);
+  }
+  for (const auto& call : running) {
+    call->Stop(
+        UnavailableFor("the server shut down before the call was complete", absl::Seconds(1)));
+  }
+}
+
+int64_t Calls::JobStarted() {
+  core::MutexLock lock(mutex_);
+  ++jobs_started_;
+  if (++jobs_running_ > 1) last_shared_job_ = jobs_started_;
+  return jobs_started_;
+}
+
+bool Calls::JobEnded(int64_t number) {
+  core::MutexLock lock(mutex_);
+  --jobs_running_;
+  return number > last_shared_job_;
+}
+
+Call::Call(Calls& calls, grpc::CallbackServerContext* context, Method method)
+    : calls_(calls), context_(context), method_(method) {
+  calls_.metrics().RequestStarted();
+}
+
+void Call::Stop(const absl::Status& why) {
+  core::MutexLock lock(mutex_);
+  if (why_.ok()) why_ = why;
+  if (job_ != nullptr) job_->Stop(why);
+}
+
+absl::StatusOr<Work> Call::PrepareWork(const Prepare& prepare) {
+  if (!calls_.accepting()) {
+    calls_.metrics().Shed(ShedReason::kDraining);
+    return UnavailableFor("the server is shutting down", absl::Seconds(1));
+  }
+  // Memory for what a caller asks for may not be there; nothing else throws.
+  absl::StatusOr<Work> work = absl::ResourceExhaustedError("out of memory");
+  try {
+    work = prepare(data_);
+  } catch (const std::bad_alloc&) {
+  }
+  if (absl::IsResourceExhausted(work.status())) calls_.metrics().Shed(ShedReason::kMemory);
+  return work;
+}
+
+void Call::Submit(Work work) {
+  if (work.stats != nullptr) path_ = LabelOf(work.path);
+  std::vector<core::Stage> stages = std::exchange(work.stages, {});
+  if (!stages.empty()) {
+    if (auto copy = data_.in.Copy()) stages.insert(stages.begin(), *std::move(copy));
+  }
+  const int64_t flops = work.flops;
+  auto job = std::make_shared<core::Job>(
+      std::move(stages),
+      [this, work = std::move(work)](const absl::Status& status, const core::JobTimes& times) {
+        OnJobDone(work, status, times);
+      });
+  job->set_deadline(context_->deadline());
+  {
+    core::MutexLock lock(mutex_);
+    job_ = job;
+    if (!why_.ok()) job->Stop(why_);
+  }
+  job_number_ = calls_.JobStarted();
+  calls_.metrics().JobStarted(flops);
+  calls_.scheduler().Submit(std::move(job));
+}
+
+void Call::OnJobDone(const Work& work, const absl::Status& status, const core::JobTimes& times) {
+  calls_.metrics().JobEnded(work.flops);
+  const bool alone = calls_.JobEnded(job_number_);
+  data_.in.Free();
+  if (status.ok()) {
+    if (work.stats != nullptr) RecordCompletion(work, times, alone);
+  } else if (absl::IsResourceExhausted(status)) {
+    calls_.metrics().Shed(ShedReason::kMemory);
+  } else if (!absl::IsInternal(status)) {
+    const bool started = times.first_tile != Clock::time_point();
+    calls_.metrics().JobCancelled(started ? CancelStage::kCompute : CancelStage::kQueue);
+  }
+  OnComputed(status, *work.response);
+}
+
+void Call::RecordCompletion(const Work& work, const core::JobTimes& times, bool alone) {
+  // A problem without a tile has no times of its own. To copy the request is not to compute.
+  const bool started = times.first_tile != Clock::time_point();
+  ComputeRecord record;
+  record.path = work.path;
+  record.tokens = work.tokens;
+  record.queue_seconds = started ? Seconds(times.first_tile - arrival_) : 0;
+  record.compute_seconds =
+      started ? Seconds(times.end - std::max(times.first_tile, data_.in.copied_at())) : 0;
+  record.flops = work.flops;
+  record.peak_workspace_bytes = data_.memory->scratch.peak_bytes();
+  record.explicit_bytes = work.explicit_bytes;
+  calls_.metrics().JobCompleted(record);
+  if (alone) {
+    calls_.speed_correction().Observe(work.path, work.expected_seconds, record.compute_seconds);
+  }
+  work.stats->set_path(PathOf(work.path));
+  work.stats->set_compute_seconds(record.compute_seconds);
+  work.stats->set_queue_seconds(record.queue_seconds);
+  work.stats->set_peak_workspace_bytes(record.peak_workspace_bytes);
+  work.stats->set_flops(work.flops);
+  work.stats->set_threads(calls_.scheduler().threads());
+  work.stats->set_kernel(core::NameOf(
+      work.path == core::Path::kExplicit ? core::Kernel::kOneDnn : work.kernel, work.dtype));
+}
+
+absl::Status Call::WhyCancelled() const {
+  const bool late = std::chrono::system_clock::now() >= context_->deadline();
+  return late ? absl::DeadlineExceededError("the call's deadline passed before it was answered")
+              : absl::CancelledError("the caller cancelled the call");
+}
+
+void Call::RecordAnswer(const absl::Status& status) {
+  calls_.metrics().RequestEnded(method_, path_, status.code(), Seconds(Clock::now() - arrival_));
+}
+
+}  // namespace attendant::server

@@ -1,0 +1,141 @@
+// One call from arrival to answer: what unary calls and streams have in common.
+#ifndef ATTENDANT_SERVER_CALL_H_
+#define ATTENDANT_SERVER_CALL_H_
+
+#include <google/protobuf/message.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "attendant/v1/attention.pb.h"
+#include "core/job.h"
+#include "core/kernel.h"
+#include "core/mutex.h"
+#include "core/problem.h"
+#include "core/scheduler.h"
+#include "core/speed.h"
+#include "server/metrics.h"
+#include "server/tensor_data.h"
+
+namespace attendant::server {
+
+// What a call computes, ready to be submitted.
+struct Work {
+  std::vector<core::Stage> stages;
+  int64_t flops = 0;  // of the matrix products
+  // The response beside its tensors; complete when the stages are, but for stats.
+  std::shared_ptr<google::protobuf::Message> response;
+  // Of the response, filled in when the work is complete. Null where the call is no attention: then
+  // it has no path, and what is below means nothing.
+  v1::Stats* stats = nullptr;
+  core::Path path = core::Path::kChunked;
+  core::Kernel kernel = core::Kernel::kFused;  // of the chunked path
+  core::DType dtype = core::DType::kFloat32;
+  int64_t tokens = 0;           // max(Tq, Tk)
+  int64_t explicit_bytes = 0;   // of workspace, had the call been explicit
+  double expected_seconds = 0;  // by the rates that were measured; 0: none were
+};
+
+// Lays out the work of a request, whose memory is made in `data`. May throw bad_alloc.
+using Prepare = std::function<absl::StatusOr<Work>(CallData& data)>;
+
+class Call;
+
+// The calls in flight, and what they share. Thread-safe.
+class Calls {
+ public:
+  // scheduler and metrics must outlive it, and it every call.
+  Calls(core::Scheduler& scheduler, Metrics& metrics) : scheduler_(scheduler), metrics_(metrics) {}
+
+  core::Scheduler& scheduler() { return scheduler_; }
+  Metrics& metrics() { return metrics_; }
+  core::SpeedCorrection& speed_correction() { return speed_correction_; }
+
+  // From then on it is in flight, until Remove.
+  void Add(std::shared_ptr<Call> call);
+  void Remove(Call* call);
+
+  bool accepting();
+  void StopAccepting();
+  // Waits until every call was answered; false where the deadline passed first.
+  bool WaitUntilIdle(std::chrono::steady_clock::time_point deadline);
+  // Stops what is in flight: its callers get UNAVAILABLE.
+  void StopRunning();
+
+  // Around a job. JobStarted returns its number; JobEnded whether it had the threads for itself.
+  int64_t JobStarted();
+  bool JobEnded(int64_t number);
+
+ private:
+  core::Scheduler& scheduler_;
+  Metrics& metrics_;
+  core::SpeedCorrection speed_correction_;
+  core::Mutex mutex_;
+  core::CondVar idle_;
+  bool accepting_ ABSL_GUARDED_BY(mutex_) = true;
+  std::map<Call*, std::shared_ptr<Call>> calls_ ABSL_GUARDED_BY(mutex_);
+  int64_t jobs_started_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t jobs_running_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t last_shared_job_ ABSL_GUARDED_BY(mutex_) = 0;  // no job up to it had the threads alone
+};
+
+// Thread-safe but for what says otherwise. Derived classes are gRPC's reactors. A call gets exactly
+// one final status; one that is cancelled or late gives its compute threads back at the next tile.
+class Call {
+ public:
+  virtual ~Call() = default;
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  // Ends the call early: no tile of its job starts any more. REQUIRES: !why.ok(), no lock is held.
+  virtual void Stop(const absl::Status& why);
+
+ protected:
+  Call(Calls& calls, grpc::CallbackServerContext* context, Method method);
+
+  Calls& calls() { return calls_; }
+  grpc::CallbackServerContext* context() { return context_; }
+  // Not thread-safe: of whoever moves the call on.
+  CallData& data() { return data_; }
+
+  // Prepares the work, or says why not. Not to be called twice.
+  absl::StatusOr<Work> PrepareWork(const Prepare& prepare);
+  // Computes it, and then calls OnComputed. From here on the call may be answered, and deleted, at
+  // any moment.
+  void Submit(Work work);
+  // On a compute thread, once: the job's end. response: as Work has it; complete where status is
+  // OK.
+  virtual void OnComputed(const absl::Status& status,
+                          const google::protobuf::Message& response) = 0;
+
+  // Why a call ends that gRPC calls cancelled: it reports a passed deadline as that too.
+  absl::Status WhyCancelled() const;
+  // Records the answer. Called once, before gRPC is told.
+  void RecordAnswer(const absl::Status& status);
+
+ private:
+  void OnJobDone(const Work& work, const absl::Status& status, const core::JobTimes& times);
+  void RecordCompletion(const Work& work, const core::JobTimes& times, bool alone);
+
+  Calls& calls_;
+  grpc::CallbackServerContext* const context_;
+  const Method method_;
+  const std::chrono::steady_clock::time_point arrival_ = std::chrono::steady_clock::now();
+  PathLabel path_ = PathLabel::kNone;
+  CallData data_;
+  int64_t job_number_ = 0;
+  core::Mutex mutex_;
+  absl::Status why_ ABSL_GUARDED_BY(mutex_);  // the call is to stop
+  std::shared_ptr<core::Job> job_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace attendant::server
+
+#endif  // ATTENDANT_SERVER_CALL_H_
