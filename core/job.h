@@ -6,11 +6,14 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <list>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "core/checkpoint.h"
 #include "core/mutex.h"
 
 namespace attendant::core {
@@ -18,10 +21,15 @@ namespace attendant::core {
 // Where a tile runs.
 struct TileContext {
   int64_t tile = 0;  // 0 .. tiles - 1
-  int worker = 0;    // 0 .. threads - 1; no two tiles run on one worker at a time
+  // 0 .. threads - 1; no two tiles of a job run on one worker at a time.
+  int worker = 0;
   // True once the job is to stop: a tile that takes long returns early, with any status.
   const std::atomic<bool>* stop = nullptr;
+  Checkpoint::Host* host = nullptr;
+
   bool stopped() const { return stop->load(std::memory_order_relaxed); }
+  // What a tile of more than a millisecond asks between its blocks.
+  Checkpoint checkpoint() const { return {*stop, host}; }
 };
 
 // Tiles of one stage run in any order, at the same time; a stage starts when the one before it is
@@ -43,9 +51,9 @@ struct JobTimes {
 // Thread-safe.
 class Job {
  public:
-  // done: called exactly once for a submitted job, on a compute thread, with no lock held, when no
-  // tile is running any more; OK, or the first error or reason to stop. It must not wait for
-  // anything: it occupies the thread.
+  // done: called exactly once for a job that Submit took, on a compute thread, with no lock held,
+  // when no tile is running any more; OK, or the first error or reason to stop. It must not wait
+  // for anything: it occupies the thread.
   using Done = std::function<void(const absl::Status&, const JobTimes&)>;
   Job(std::vector<Stage> stages, Done done) : stages_(std::move(stages)), done_(std::move(done)) {}
   Job(const Job&) = delete;
@@ -55,16 +63,24 @@ class Job {
   // yet.
   void set_deadline(std::chrono::system_clock::time_point deadline) { deadline_ = deadline; }
 
+  // Compute that the job will take when it has all threads; 0, as at first, where nobody knows.
+  // REQUIRES: not submitted yet.
+  void set_expected_seconds(double seconds) { expected_seconds_ = seconds; }
+
   // No further tile is started. REQUIRES: !why.ok(). The first reason wins; after
   // `done` it has no effect.
   void Stop(absl::Status why) {
     MutexLock lock(mutex_);
     if (why_.ok()) why_ = std::move(why);
     stopped_.store(true, std::memory_order_release);
+    if (any_stopped_ != nullptr) any_stopped_->store(true, std::memory_order_release);
   }
 
  private:
   friend class Scheduler;
+
+  // Which of the scheduler's places the job occupies.
+  enum class Place : uint8_t { kNone, kLong, kShort };
 
   void StopIfLate() {
     if (deadline_ != kNoDeadline && std::chrono::system_clock::now() >= deadline_) {
@@ -76,13 +92,20 @@ class Job {
     MutexLock lock(mutex_);
     return why_;
   }
+  // From now on *any_stopped says that some job was stopped.
+  void TellStops(std::shared_ptr<std::atomic<bool>> any_stopped) {
+    MutexLock lock(mutex_);
+    any_stopped_ = std::move(any_stopped);
+  }
 
   static constexpr auto kNoDeadline = std::chrono::system_clock::time_point::max();
 
   std::chrono::system_clock::time_point deadline_ = kNoDeadline;
+  double expected_seconds_ = 0;
   std::atomic<bool> stopped_ = false;
   Mutex mutex_;
   absl::Status why_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<std::atomic<bool>> any_stopped_ ABSL_GUARDED_BY(mutex_);
 
   int64_t TilesLeft() const {
     return stage_ < stages_.size() ? stages_[stage_].tiles - next_tile_ : 0;
@@ -93,8 +116,12 @@ class Job {
   Done done_;
   size_t stage_ = 0;
   int64_t next_tile_ = 0;
-  int64_t holders_ = 0;  // workers between taking from the queue and settling
-  bool queued_ = false;
+  int64_t holders_ = 0;  // workers between taking the job and settling
+  bool ready_ = false;
+  int64_t turn_ = 0;         // when it became ready, by count
+  double used_seconds_ = 0;  // of threads: what it has had of its share
+  Place place_ = Place::kNone;
+  std::list<std::shared_ptr<Job>>::iterator position_;  // in the scheduler's lists
   JobTimes times_;
 };
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/errors.h"
+#include "core/faults.h"
 
 namespace attendant::core {
 namespace {
@@ -61,6 +62,11 @@ absl::StatusOr<void*> Workspace::AllocateBytes(int64_t count, int64_t element_by
   if (__builtin_mul_overflow(count, element_bytes, &bytes)) {
     return OverLimit("workspace_bytes",
                      absl::StrCat("the call needs ", count, " elements of workspace at once"));
+  }
+  if constexpr (faults::kCompiledIn) {
+    if (faults::Fires(faults::Point::kAllocation)) {
+      return absl::ResourceExhaustedError("workspace: a fault was asked for");
+    }
   }
   if (absl::Status status = Take(bytes); !status.ok()) return status;
   void* const data = ::operator new(static_cast<size_t>(bytes), kAlignment, std::nothrow);

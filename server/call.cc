@@ -112,21 +112,21 @@ void Call::Submit(Work work) {
   if (!stages.empty()) {
     if (auto copy = data_.in.Copy()) stages.insert(stages.begin(), *std::move(copy));
   }
-  const int64_t flops = work.flops;
   auto job = std::make_shared<core::Job>(
-      std::move(stages),
-      [this, work = std::move(work)](const absl::Status& status, const core::JobTimes& times) {
+      std::move(stages), [this, work](const absl::Status& status, const core::JobTimes& times) {
         OnJobDone(work, status, times);
       });
   job->set_deadline(context_->deadline());
+  job->set_expected_seconds(work.expected_seconds);
   {
     core::MutexLock lock(mutex_);
     job_ = job;
     if (!why_.ok()) job->Stop(why_);
   }
   job_number_ = calls_.JobStarted();
-  calls_.metrics().JobStarted(flops);
-  calls_.scheduler().Submit(std::move(job));
+  calls_.metrics().JobStarted(work.flops);
+  const absl::Status submitted = calls_.scheduler().Submit(std::move(job));
+  if (!submitted.ok()) OnJobDone(work, submitted, core::JobTimes());
 }
 
 void Call::OnJobDone(const Work& work, const absl::Status& status, const core::JobTimes& times) {

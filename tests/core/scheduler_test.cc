@@ -11,10 +11,13 @@
 #include <cstdint>
 #include <latch>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "core/errors.h"
 
 namespace attendant::core {
 namespace {
@@ -57,19 +60,24 @@ std::shared_ptr<Job> JobOf(std::vector<Stage> stages, Completion& completion) {
   return std::make_shared<Job>(std::move(stages), completion.Callback());
 }
 
+// Where nothing is refused.
+void Submit(Scheduler& scheduler, std::shared_ptr<Job> job) {
+  EXPECT_EQ(scheduler.Submit(std::move(job)), absl::OkStatus());
+}
+
 // Keeps each thread of a scheduler inside a tile until it is released.
 class Hold {
  public:
   explicit Hold(Scheduler& scheduler) {
     auto entered = std::make_shared<std::latch>(scheduler.threads());
-    scheduler.Submit(std::make_shared<Job>(
-        std::vector<Stage>{{"hold", scheduler.threads(),
-                            [entered, release = release_](const TileContext&) {
-                              entered->count_down();
-                              release->wait();
-                              return absl::OkStatus();
-                            }}},
-        [](const absl::Status&, const JobTimes&) {}));
+    Submit(scheduler, std::make_shared<Job>(
+                          std::vector<Stage>{{"hold", scheduler.threads(),
+                                              [entered, release = release_](const TileContext&) {
+                                                entered->count_down();
+                                                release->wait();
+                                                return absl::OkStatus();
+                                              }}},
+                          [](const absl::Status&, const JobTimes&) {}));
     entered->wait();
   }
   ~Hold() { Release(); }
@@ -133,8 +141,8 @@ TEST(SchedulerTest, TilesOfTwoJobsAlternate) {
   Completion a, b;
   Scheduler scheduler(1);
   Hold hold(scheduler);
-  scheduler.Submit(JobOf({Saying(log, "a", 3)}, a));
-  scheduler.Submit(JobOf({Saying(log, "b", 3)}, b));
+  Submit(scheduler, JobOf({Saying(log, "a", 3)}, a));
+  Submit(scheduler, JobOf({Saying(log, "b", 3)}, b));
   hold.Release();
   EXPECT_EQ(a.Wait(), absl::OkStatus());
   EXPECT_EQ(b.Wait(), absl::OkStatus());
@@ -148,18 +156,18 @@ TEST(SchedulerTest, AShortJobCompletesWhileALongOneHasTiles) {
   std::latch short_done(1);
   Scheduler scheduler(1);
   Hold hold(scheduler);
-  scheduler.Submit(JobOf({{"long", 1000,
-                           [&](const TileContext&) {
-                             ++long_tiles;
-                             return absl::OkStatus();
-                           }}},
-                         long_completion));
-  scheduler.Submit(
-      std::make_shared<Job>(std::vector<Stage>{{"first", 1, NoWork}, {"second", 1, NoWork}},
-                            [&](const absl::Status&, const JobTimes&) {
-                              long_tiles_at_end_of_short = long_tiles;
-                              short_done.count_down();
-                            }));
+  Submit(scheduler, JobOf({{"long", 1000,
+                            [&](const TileContext&) {
+                              ++long_tiles;
+                              return absl::OkStatus();
+                            }}},
+                          long_completion));
+  Submit(scheduler,
+         std::make_shared<Job>(std::vector<Stage>{{"first", 1, NoWork}, {"second", 1, NoWork}},
+                               [&](const absl::Status&, const JobTimes&) {
+                                 long_tiles_at_end_of_short = long_tiles;
+                                 short_done.count_down();
+                               }));
   hold.Release();
   short_done.wait();
   EXPECT_EQ(long_completion.Wait(), absl::OkStatus());
@@ -189,7 +197,7 @@ TEST(SchedulerTest, AfterStopNoFurtherTileStarts) {
                                  return absl::OkStatus();
                                }}},
                              completion);
-      scheduler.Submit(job);
+      Submit(scheduler, job);
       entered.wait();
       job->Stop(absl::CancelledError("first"));
       job->Stop(absl::DeadlineExceededError("second"));
@@ -215,7 +223,7 @@ TEST(SchedulerTest, ARunningTileIsToldToStop) {
                              return absl::OkStatus();
                            }}},
                          completion);
-  scheduler.Submit(job);
+  Submit(scheduler, job);
   entered.wait();
   job->Stop(absl::CancelledError("enough"));
   EXPECT_EQ(completion.Wait(), absl::CancelledError("enough"));
@@ -229,8 +237,8 @@ TEST(SchedulerTest, StoppingOneJobLeavesTheOthersAlone) {
   Scheduler scheduler(1);
   Hold hold(scheduler);
   const auto job = JobOf({Saying(log, "a", 3)}, stopped);
-  scheduler.Submit(job);
-  scheduler.Submit(JobOf({Saying(log, "b", 3)}, other));
+  Submit(scheduler, job);
+  Submit(scheduler, JobOf({Saying(log, "b", 3)}, other));
   job->Stop(absl::CancelledError("enough"));
   hold.Release();
   EXPECT_EQ(stopped.Wait(), absl::CancelledError("enough"));
@@ -250,7 +258,7 @@ TEST(SchedulerTest, AJobMayBeStoppedBeforeItIsSubmitted) {
                              }}},
                            completion);
     job->Stop(absl::CancelledError("early"));
-    scheduler.Submit(job);
+    Submit(scheduler, job);
     EXPECT_EQ(completion.Wait(), absl::CancelledError("early"));
   }
   EXPECT_EQ(started, 0);
@@ -264,7 +272,7 @@ TEST(SchedulerTest, StopAfterDoneHasNoEffect) {
   {
     Scheduler scheduler(1);
     const auto job = JobOf({{"one", 1, NoWork}}, completion);
-    scheduler.Submit(job);
+    Submit(scheduler, job);
     EXPECT_EQ(completion.Wait(), absl::OkStatus());
     job->Stop(absl::CancelledError("late"));
   }
@@ -277,14 +285,14 @@ TEST(SchedulerTest, ATilesErrorStopsTheJobWithThatError) {
   Completion completion;
   {
     Scheduler scheduler(1);
-    scheduler.Submit(JobOf({{"failing", 10,
-                             [&](const TileContext& context) {
-                               log.Say(std::to_string(context.tile));
-                               return context.tile == 2 ? absl::InternalError("tile 2 failed")
-                                                        : absl::OkStatus();
-                             }},
-                            Saying(log, "next", 1)},
-                           completion));
+    Submit(scheduler, JobOf({{"failing", 10,
+                              [&](const TileContext& context) {
+                                log.Say(std::to_string(context.tile));
+                                return context.tile == 2 ? absl::InternalError("tile 2 failed")
+                                                         : absl::OkStatus();
+                              }},
+                             Saying(log, "next", 1)},
+                            completion));
     EXPECT_EQ(completion.Wait(), absl::InternalError("tile 2 failed"));
   }
   EXPECT_THAT(log.words(), ElementsAre("0", "1", "2"));
@@ -372,7 +380,7 @@ TEST_P(SchedulerThreadsTest, NoTileIsLostOrDoubled) {
     for (int submitter = 0; submitter < kSubmitters; ++submitter) {
       submitters.emplace_back([&, submitter] {
         for (int i = submitter * kJobsEach; i < (submitter + 1) * kJobsEach; ++i) {
-          scheduler.Submit(JobOf(counters[i]->Stages(), completions[i]));
+          Submit(scheduler, JobOf(counters[i]->Stages(), completions[i]));
         }
       });
     }
@@ -392,21 +400,22 @@ TEST_P(SchedulerThreadsTest, AStoppedJobIsDoneWhenNoTileOfItRuns) {
   std::latch all_done(kJobs);
   Scheduler scheduler(GetParam());
   for (int i = 0; i < kJobs; ++i) {
-    scheduler.Submit(std::make_shared<Job>(
-        std::vector<Stage>{{"failing", 40,
-                            [&, i](const TileContext& context) {
-                              ++running[i];
-                              if (done[i]) ++after_done;
-                              --running[i];
-                              return context.tile == i % 40 ? absl::InternalError("stop")
-                                                            : absl::OkStatus();
-                            }}},
-        [&, i](const absl::Status& status, const JobTimes&) {
-          EXPECT_EQ(status, absl::InternalError("stop"));
-          if (running[i] > 0) ++running_at_done;
-          done[i] = true;
-          all_done.count_down();
-        }));
+    Submit(scheduler,
+           std::make_shared<Job>(std::vector<Stage>{{"failing", 40,
+                                                     [&, i](const TileContext& context) {
+                                                       ++running[i];
+                                                       if (done[i]) ++after_done;
+                                                       --running[i];
+                                                       return context.tile == i % 40
+                                                                  ? absl::InternalError("stop")
+                                                                  : absl::OkStatus();
+                                                     }}},
+                                 [&, i](const absl::Status& status, const JobTimes&) {
+                                   EXPECT_EQ(status, absl::InternalError("stop"));
+                                   if (running[i] > 0) ++running_at_done;
+                                   done[i] = true;
+                                   all_done.count_down();
+                                 }));
   }
   all_done.wait();
   EXPECT_EQ(running_at_done, 0);
@@ -419,7 +428,7 @@ TEST_P(SchedulerThreadsTest, DestructionStopsWhatIsPending) {
   {
     Scheduler scheduler(GetParam());
     for (Completion& completion : completions) {
-      scheduler.Submit(JobOf({{"endless", kEndless, NoWork}}, completion));
+      Submit(scheduler, JobOf({{"endless", kEndless, NoWork}}, completion));
     }
   }
   for (Completion& completion : completions) {
@@ -434,13 +443,13 @@ TEST_P(SchedulerThreadsTest, DestructionTellsRunningTilesToStop) {
   Completion completion;
   {
     Scheduler scheduler(GetParam());
-    scheduler.Submit(JobOf({{"long", GetParam(),
-                             [&](const TileContext& context) {
-                               entered.count_down();
-                               if (IsToldToStop(context)) ++told;
-                               return absl::OkStatus();
-                             }}},
-                           completion));
+    Submit(scheduler, JobOf({{"long", GetParam(),
+                              [&](const TileContext& context) {
+                                entered.count_down();
+                                if (IsToldToStop(context)) ++told;
+                                return absl::OkStatus();
+                              }}},
+                            completion));
     entered.wait();
   }
   ASSERT_EQ(completion.calls(), 1);
@@ -468,7 +477,7 @@ TEST_P(SchedulerThreadsTest, StagesAndJobsWithoutTilesComplete) {
 TEST(SchedulerTest, AJobWithoutTilesHasNoTimesOfThem) {
   Completion completion;
   Scheduler scheduler(1);
-  scheduler.Submit(JobOf({{"empty", 0, NoWork}}, completion));
+  Submit(scheduler, JobOf({{"empty", 0, NoWork}}, completion));
   EXPECT_EQ(completion.Wait(), absl::OkStatus());
   EXPECT_NE(completion.times().submitted, Clock::time_point());
   EXPECT_EQ(completion.times().first_tile, Clock::time_point());
@@ -482,22 +491,22 @@ TEST(SchedulerTest, AStageWaitsForTheLastTileOfTheOneBefore) {
   std::atomic<bool> second_started = false;
   Completion completion;
   Scheduler scheduler(2);
-  scheduler.Submit(JobOf({{"first", 2,
-                           [&](const TileContext& context) {
-                             if (context.tile == 0) {
-                               held.count_down();
-                               release.wait();
-                             } else {
-                               other_ended.count_down();
-                             }
-                             return absl::OkStatus();
-                           }},
-                          {"second", 1,
-                           [&](const TileContext&) {
-                             second_started = true;
-                             return absl::OkStatus();
-                           }}},
-                         completion));
+  Submit(scheduler, JobOf({{"first", 2,
+                            [&](const TileContext& context) {
+                              if (context.tile == 0) {
+                                held.count_down();
+                                release.wait();
+                              } else {
+                                other_ended.count_down();
+                              }
+                              return absl::OkStatus();
+                            }},
+                           {"second", 1,
+                            [&](const TileContext&) {
+                              second_started = true;
+                              return absl::OkStatus();
+                            }}},
+                          completion));
   held.wait();
   other_ended.wait();
   // The thread that is free has left the job alone: it takes others.
@@ -537,12 +546,13 @@ TEST(SchedulerTest, WhatAStageCapturesIsReleasedBeforeDone) {
     std::vector<Stage> stages(1);
     stages[0] = {"holding", 3,
                  [token = std::move(token), result = end](const TileContext&) { return result; }};
-    scheduler.Submit(std::make_shared<Job>(
-        std::move(stages), [&, expected = end](const absl::Status& status, const JobTimes&) {
-          EXPECT_EQ(status, expected);
-          released = watched.expired();
-          done.count_down();
-        }));
+    Submit(scheduler,
+           std::make_shared<Job>(std::move(stages),
+                                 [&, expected = end](const absl::Status& status, const JobTimes&) {
+                                   EXPECT_EQ(status, expected);
+                                   released = watched.expired();
+                                   done.count_down();
+                                 }));
     done.wait();
     EXPECT_TRUE(released);
   }
@@ -563,7 +573,7 @@ TEST(SchedulerTest, WhatAStageCapturesIsReleasedThoughNoTileRan) {
         done.count_down();
       });
   job->Stop(absl::CancelledError("early"));
-  scheduler.Submit(job);
+  Submit(scheduler, job);
   done.wait();
   EXPECT_TRUE(released);
 }
@@ -571,10 +581,11 @@ TEST(SchedulerTest, WhatAStageCapturesIsReleasedThoughNoTileRan) {
 TEST(SchedulerTest, DoneMaySubmitAnotherJob) {
   Completion second;
   Scheduler scheduler(1);
-  scheduler.Submit(std::make_shared<Job>(std::vector<Stage>{{"first", 1, NoWork}},
-                                         [&](const absl::Status&, const JobTimes&) {
-                                           scheduler.Submit(JobOf({{"second", 1, NoWork}}, second));
-                                         }));
+  Submit(scheduler,
+         std::make_shared<Job>(std::vector<Stage>{{"first", 1, NoWork}},
+                               [&](const absl::Status&, const JobTimes&) {
+                                 Submit(scheduler, JobOf({{"second", 1, NoWork}}, second));
+                               }));
   EXPECT_EQ(second.Wait(), absl::OkStatus());
 }
 
@@ -582,11 +593,11 @@ TEST(SchedulerTest, DestructionWaitsForAJobThatDoneSubmits) {
   Completion second;
   {
     Scheduler scheduler(1);
-    scheduler.Submit(
-        std::make_shared<Job>(std::vector<Stage>{{"endless", kEndless, NoWork}},
-                              [&](const absl::Status&, const JobTimes&) {
-                                scheduler.Submit(JobOf({{"second", 1, NoWork}}, second));
-                              }));
+    Submit(scheduler,
+           std::make_shared<Job>(std::vector<Stage>{{"endless", kEndless, NoWork}},
+                                 [&](const absl::Status&, const JobTimes&) {
+                                   Submit(scheduler, JobOf({{"second", 1, NoWork}}, second));
+                                 }));
   }
   ASSERT_EQ(second.calls(), 1);
   EXPECT_EQ(second.Wait().code(), absl::StatusCode::kCancelled);
@@ -603,7 +614,7 @@ TEST(SchedulerTest, AJobWhoseDeadlineHasPassedStartsNoTile) {
                      }}},
                    completion);
   job->set_deadline(std::chrono::system_clock::now());
-  scheduler.Submit(std::move(job));
+  Submit(scheduler, std::move(job));
   EXPECT_EQ(completion.Wait().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(tiles, 0);
 }
@@ -613,12 +624,12 @@ TEST(SchedulerTest, TimesAreInOrder) {
   Completion completion;
   Scheduler scheduler(1);
   const Clock::time_point before = Clock::now();
-  scheduler.Submit(JobOf({{"one", 1,
-                           [&](const TileContext&) {
-                             in_tile = Clock::now();
-                             return absl::OkStatus();
-                           }}},
-                         completion));
+  Submit(scheduler, JobOf({{"one", 1,
+                            [&](const TileContext&) {
+                              in_tile = Clock::now();
+                              return absl::OkStatus();
+                            }}},
+                          completion));
   EXPECT_EQ(completion.Wait(), absl::OkStatus());
   const Clock::time_point after = Clock::now();
   const JobTimes times = completion.times();
@@ -633,7 +644,7 @@ TEST(SchedulerTest, TimeInTheQueueEndsWithTheFirstTile) {
   Completion completion;
   Scheduler scheduler(1);
   Hold hold(scheduler);
-  scheduler.Submit(JobOf({{"one", 1, NoWork}}, completion));
+  Submit(scheduler, JobOf({{"one", 1, NoWork}}, completion));
   const Clock::time_point waiting = Clock::now();
   hold.Release();
   EXPECT_EQ(completion.Wait(), absl::OkStatus());
@@ -683,6 +694,461 @@ TEST(SchedulerTest, ManyThreadsMayRunAtOnce) {
   for (std::thread& caller : callers) caller.join();
   EXPECT_THAT(ran,
               Each(testing::Truly([](const std::atomic<int>& count) { return count == 150; })));
+}
+
+// A scheduler of one thread whose queue is in question.
+SchedulerOptions Narrow(int max_running, int max_queue) {
+  SchedulerOptions options;
+  options.max_running = max_running;
+  options.max_queue = max_queue;
+  options.max_queue_wait = std::chrono::hours(1);
+  return options;
+}
+
+std::shared_ptr<Job> ShortJobOf(std::vector<Stage> stages, Completion& completion) {
+  auto job = JobOf(std::move(stages), completion);
+  job->set_expected_seconds(1e-4);
+  return job;
+}
+
+TEST(SchedulerQueueTest, JobsWaitInTheOrderTheyCame) {
+  Log log;
+  std::vector<Completion> completions(3);
+  Scheduler scheduler(Narrow(1, 8));
+  Hold hold(scheduler);
+  for (int i = 0; i < 3; ++i) {
+    Submit(scheduler, JobOf({Saying(log, std::string(1, static_cast<char>('a' + i)), 2)},
+                            completions[static_cast<size_t>(i)]));
+  }
+  EXPECT_EQ(scheduler.running(), 1);
+  EXPECT_EQ(scheduler.queued(), 3);
+  hold.Release();
+  for (Completion& completion : completions) EXPECT_EQ(completion.Wait(), absl::OkStatus());
+  EXPECT_THAT(log.words(), ElementsAre("a0", "a1", "b0", "b1", "c0", "c1"));
+  EXPECT_EQ(scheduler.queued(), 0);
+}
+
+TEST(SchedulerQueueTest, AsManyRunAsMay) {
+  Log log;
+  Completion a, b, c;
+  Scheduler scheduler(Narrow(3, 8));
+  Hold hold(scheduler);
+  Submit(scheduler, JobOf({Saying(log, "a", 2)}, a));
+  Submit(scheduler, JobOf({Saying(log, "b", 2)}, b));
+  Submit(scheduler, JobOf({Saying(log, "c", 2)}, c));
+  EXPECT_EQ(scheduler.running(), 3);
+  EXPECT_EQ(scheduler.queued(), 1);
+  hold.Release();
+  for (Completion* completion : {&a, &b, &c}) EXPECT_EQ(completion->Wait(), absl::OkStatus());
+  EXPECT_EQ(scheduler.running(), 0);
+}
+
+TEST(SchedulerQueueTest, AFullQueueRefusesAndDoneIsNotCalled) {
+  Completion first, second, refused, next;
+  Scheduler scheduler(Narrow(1, 1));
+  Hold hold(scheduler);
+  Submit(scheduler, JobOf({{"one", 1, NoWork}}, first));
+  const absl::Status status = scheduler.Submit(JobOf({{"one", 1, NoWork}}, refused));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(LimitOf(status), "max_queue");
+  EXPECT_EQ(scheduler.queued(), 1);
+  EXPECT_EQ(LimitOf(scheduler.Run({{"one", 1, NoWork}})), "max_queue");
+  hold.Release();
+  EXPECT_EQ(first.Wait(), absl::OkStatus());
+  EXPECT_EQ(refused.calls(), 0);
+  // There is room again.
+  Submit(scheduler, JobOf({{"one", 1, NoWork}}, next));
+  EXPECT_EQ(next.Wait(), absl::OkStatus());
+}
+
+TEST(SchedulerQueueTest, WithoutAQueueWhatCannotRunIsRefused) {
+  Completion completion;
+  Scheduler scheduler(Narrow(1, 0));
+  EXPECT_EQ(scheduler.Run({{"one", 1, NoWork}}), absl::OkStatus());
+  Hold hold(scheduler);
+  EXPECT_EQ(LimitOf(scheduler.Submit(JobOf({{"one", 1, NoWork}}, completion))), "max_queue");
+  EXPECT_EQ(completion.calls(), 0);
+}
+
+TEST(SchedulerQueueTest, ShortJobsAndJobsWithoutTilesRunBesideTheOthers) {
+  Log log;
+  Completion long_running, waiting, little, empty;
+  Scheduler scheduler(Narrow(2, 8));
+  Hold hold(scheduler);
+  Submit(scheduler, JobOf({{"long", kEndless, NoWork}}, long_running));
+  Submit(scheduler, JobOf({Saying(log, "waiting", 1)}, waiting));
+  Submit(scheduler, ShortJobOf({Saying(log, "short", 1)}, little));
+  Submit(scheduler, JobOf({{"empty", 0, NoWork}}, empty));
+  EXPECT_EQ(scheduler.queued(), 1);
+  EXPECT_EQ(scheduler.running(), 4);
+  hold.Release();
+  EXPECT_EQ(little.Wait(), absl::OkStatus());
+  EXPECT_EQ(empty.Wait(), absl::OkStatus());
+  EXPECT_EQ(waiting.Wait(), absl::OkStatus());
+  EXPECT_THAT(log.words(), testing::UnorderedElementsAre("short0", "waiting0"));
+}
+
+TEST(SchedulerQueueTest, ShortJobsWaitForEachOtherInOrder) {
+  constexpr int kMore = 3;
+  Log log;
+  std::vector<Completion> completions(Scheduler::kMostShort + kMore);
+  Scheduler scheduler(Narrow(1, kMore));
+  Hold hold(scheduler);
+  for (size_t i = 0; i < completions.size(); ++i) {
+    const bool waits = i >= Scheduler::kMostShort;
+    Submit(scheduler, ShortJobOf({Saying(log, waits ? "later" + std::to_string(i) : "first", 1)},
+                                 completions[i]));
+  }
+  EXPECT_EQ(scheduler.queued(), kMore);
+  Completion refused;
+  EXPECT_EQ(LimitOf(scheduler.Submit(ShortJobOf({{"one", 1, NoWork}}, refused))), "max_queue");
+  hold.Release();
+  for (Completion& completion : completions) EXPECT_EQ(completion.Wait(), absl::OkStatus());
+  std::vector<std::string> words = log.words();
+  words.erase(std::remove(words.begin(), words.end(), "first0"), words.end());
+  EXPECT_THAT(words, ElementsAre("later160", "later170", "later180"));
+}
+
+TEST(SchedulerQueueTest, AJobThatWaitsTooLongEndsWithoutATile) {
+  std::atomic<int> tiles = 0;
+  Completion endless, waiting;
+  SchedulerOptions options = Narrow(1, 8);
+  options.max_queue_wait = std::chrono::milliseconds(5);
+  Scheduler scheduler(options);
+  const auto running = JobOf({{"endless", kEndless, NoWork}}, endless);
+  Submit(scheduler, running);
+  Submit(scheduler, JobOf({{"one", 1,
+                            [&](const TileContext&) {
+                              ++tiles;
+                              return absl::OkStatus();
+                            }}},
+                          waiting));
+  // While the other job runs.
+  EXPECT_EQ(LimitOf(waiting.Wait()), "max_queue_wait");
+  EXPECT_EQ(endless.calls(), 0);
+  EXPECT_EQ(tiles, 0);
+  EXPECT_EQ(waiting.times().first_tile, Clock::time_point());
+  EXPECT_EQ(scheduler.queued(), 0);
+  running->Stop(absl::CancelledError("enough"));
+  EXPECT_EQ(endless.Wait(), absl::CancelledError("enough"));
+}
+
+TEST(SchedulerQueueTest, AThreadThatSleepsEndsWhatHasWaitedTooLong) {
+  std::latch entered(1);
+  std::latch release(1);
+  Completion held, waiting;
+  SchedulerOptions options = Narrow(1, 8);
+  options.threads = 2;
+  options.max_queue_wait = std::chrono::milliseconds(5);
+  Scheduler scheduler(options);
+  Submit(scheduler, JobOf({{"held", 1,
+                            [&](const TileContext&) {
+                              entered.count_down();
+                              release.wait();
+                              return absl::OkStatus();
+                            }}},
+                          held));
+  entered.wait();
+  Submit(scheduler, JobOf({{"one", 1, NoWork}}, waiting));
+  EXPECT_EQ(LimitOf(waiting.Wait()), "max_queue_wait");
+  EXPECT_EQ(held.calls(), 0);
+  release.count_down();
+  EXPECT_EQ(held.Wait(), absl::OkStatus());
+}
+
+TEST(SchedulerQueueTest, AJobWhoseDeadlinePassesInTheQueueIsNeverComputed) {
+  std::atomic<int> tiles = 0;
+  Completion endless, late, in_time;
+  Scheduler scheduler(Narrow(1, 8));
+  const auto running = JobOf({{"endless", kEndless, NoWork}}, endless);
+  Submit(scheduler, running);
+  const auto count = [&](const TileContext&) {
+    ++tiles;
+    return absl::OkStatus();
+  };
+  const auto patient = JobOf({{"one", 1, count}}, in_time);
+  patient->set_deadline(std::chrono::system_clock::now() + std::chrono::hours(1));
+  Submit(scheduler, patient);
+  const auto job = JobOf({{"one", 1, count}}, late);
+  job->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(5));
+  Submit(scheduler, job);
+  EXPECT_EQ(late.Wait().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(tiles, 0);
+  EXPECT_EQ(endless.calls(), 0);
+  EXPECT_EQ(scheduler.queued(), 1);
+  running->Stop(absl::CancelledError("enough"));
+  EXPECT_EQ(in_time.Wait(), absl::OkStatus());
+  EXPECT_EQ(tiles, 1);
+}
+
+TEST(SchedulerQueueTest, AJobThatIsStoppedInTheQueueEndsThere) {
+  std::atomic<int> tiles = 0;
+  Completion endless, stopped;
+  Scheduler scheduler(Narrow(1, 8));
+  const auto running = JobOf({{"endless", kEndless, NoWork}}, endless);
+  Submit(scheduler, running);
+  const auto job = JobOf({{"one", 1,
+                           [&](const TileContext&) {
+                             ++tiles;
+                             return absl::OkStatus();
+                           }}},
+                         stopped);
+  Submit(scheduler, job);
+  EXPECT_EQ(scheduler.queued(), 1);
+  job->Stop(absl::CancelledError("gone"));
+  EXPECT_EQ(stopped.Wait(), absl::CancelledError("gone"));
+  EXPECT_EQ(endless.calls(), 0);
+  EXPECT_EQ(tiles, 0);
+  running->Stop(absl::CancelledError("enough"));
+  EXPECT_EQ(endless.Wait(), absl::CancelledError("enough"));
+  // Jobs may be told to stop when the scheduler has forgotten them.
+  job->Stop(absl::CancelledError("again"));
+}
+
+TEST(SchedulerQueueTest, DestructionEndsWhatWaits) {
+  std::vector<Completion> completions(5);
+  {
+    Scheduler scheduler(Narrow(1, 8));
+    for (Completion& completion : completions) {
+      Submit(scheduler, JobOf({{"endless", kEndless, NoWork}}, completion));
+    }
+  }
+  for (Completion& completion : completions) {
+    ASSERT_EQ(completion.calls(), 1);
+    EXPECT_EQ(completion.Wait().code(), absl::StatusCode::kCancelled);
+  }
+}
+
+TEST(SchedulerQueueTest, DoneMaySubmitWhereTheQueueWasFull) {
+  Completion second;
+  Scheduler scheduler(Narrow(1, 0));
+  Submit(scheduler,
+         std::make_shared<Job>(std::vector<Stage>{{"first", 1, NoWork}},
+                               [&](const absl::Status&, const JobTimes&) {
+                                 Submit(scheduler, JobOf({{"second", 1, NoWork}}, second));
+                               }));
+  EXPECT_EQ(second.Wait(), absl::OkStatus());
+}
+
+TEST(SchedulerQueueTest, TheRetryDelayFollowsWhatWaits) {
+  using std::chrono::milliseconds;
+  Completion first, more[8];
+  Scheduler scheduler(Narrow(1, 8));
+  // Nothing is known, nothing waits.
+  EXPECT_EQ(scheduler.RetryDelay(), milliseconds(10));
+  Hold hold(scheduler);
+  const auto expected = JobOf({{"one", 1, NoWork}}, first);
+  expected->set_expected_seconds(2);
+  Submit(scheduler, expected);
+  // Nothing was measured: what is expected of the job that waits.
+  EXPECT_EQ(scheduler.RetryDelay(), milliseconds(2000));
+  const auto held = Clock::now();
+  while (Clock::now() - held < milliseconds(20)) std::this_thread::yield();
+  hold.Release();
+  EXPECT_EQ(first.Wait(), absl::OkStatus());
+  // A place took 20 ms, once. Now that many jobs wait for one each, it takes longer.
+  const auto before = scheduler.RetryDelay();
+  EXPECT_GE(before, milliseconds(10));
+  Hold again(scheduler);
+  for (Completion& completion : more) {
+    Submit(scheduler, JobOf({{"one", 1, NoWork}}, completion));
+  }
+  EXPECT_GT(scheduler.RetryDelay(), 2 * before);
+  EXPECT_LE(scheduler.RetryDelay(), std::chrono::seconds(30));
+  again.Release();
+  for (Completion& completion : more) EXPECT_EQ(completion.Wait(), absl::OkStatus());
+}
+
+// Uses a thread for so long, as a tile does that cannot give way.
+void Use(Clock::duration time) {
+  const auto end = Clock::now() + time;
+  while (Clock::now() < end) {
+  }
+}
+
+TEST(SchedulerShareTest, ThreadsAreSharedByTimeNotByTiles) {
+  constexpr int kLittleTiles = 40;
+  std::atomic<int> large_tiles = 0;
+  int large_tiles_at_end = -1;
+  Completion large;
+  std::latch little_done(1);
+  Scheduler scheduler(1);
+  Hold hold(scheduler);
+  const auto endless = JobOf({{"large", kEndless,
+                               [&](const TileContext&) {
+                                 ++large_tiles;
+                                 Use(std::chrono::milliseconds(10));
+                                 return absl::OkStatus();
+                               }}},
+                             large);
+  Submit(scheduler, endless);
+  // In turn there would be a large tile for each of these.
+  Submit(scheduler, std::make_shared<Job>(std::vector<Stage>{{"little", kLittleTiles,
+                                                              [](const TileContext&) {
+                                                                Use(std::chrono::microseconds(50));
+                                                                return absl::OkStatus();
+                                                              }}},
+                                          [&](const absl::Status&, const JobTimes&) {
+                                            large_tiles_at_end = large_tiles;
+                                            little_done.count_down();
+                                          }));
+  hold.Release();
+  little_done.wait();
+  EXPECT_LE(large_tiles_at_end, kLittleTiles / 4);
+  endless->Stop(absl::CancelledError("enough"));
+  EXPECT_EQ(large.Wait(), absl::CancelledError("enough"));
+}
+
+TEST(SchedulerShareTest, ATileGivesWayToShorterJobs) {
+  std::latch entered(1);
+  std::atomic<bool> short_is_done = false;
+  bool went_on_after = false;
+  int worker_of_long = -1;
+  std::atomic<int> worker_of_short = -1;
+  Completion long_completion;
+  Scheduler scheduler(1);
+  const auto job = JobOf({{"long", 1,
+                           [&](const TileContext& context) {
+                             worker_of_long = context.worker;
+                             entered.count_down();
+                             const auto deadline = Clock::now() + std::chrono::seconds(60);
+                             while (!short_is_done && Clock::now() < deadline) {
+                               if (context.checkpoint().ToStop()) return absl::OkStatus();
+                             }
+                             went_on_after = short_is_done;
+                             return absl::OkStatus();
+                           }}},
+                         long_completion);
+  job->set_expected_seconds(10);
+  Submit(scheduler, job);
+  entered.wait();
+  // Two stages of it run while the only thread is inside the other's tile.
+  const auto little = std::make_shared<Job>(std::vector<Stage>{{"first", 3, NoWork},
+                                                               {"second", 1,
+                                                                [&](const TileContext& context) {
+                                                                  worker_of_short = context.worker;
+                                                                  return absl::OkStatus();
+                                                                }}},
+                                            [&](const absl::Status& status, const JobTimes&) {
+                                              EXPECT_EQ(status, absl::OkStatus());
+                                              short_is_done = true;
+                                            });
+  little->set_expected_seconds(1e-4);
+  Submit(scheduler, little);
+  EXPECT_EQ(long_completion.Wait(), absl::OkStatus());
+  EXPECT_TRUE(went_on_after);
+  EXPECT_EQ(worker_of_long, 0);
+  EXPECT_EQ(worker_of_short, 0);
+}
+
+TEST(SchedulerShareTest, ATileDoesNotGiveWayToLongerJobs) {
+  std::latch entered(1);
+  std::atomic<bool> submitted = false;
+  std::atomic<bool> long_started = false;
+  bool started_inside = false;
+  Completion first, second;
+  Scheduler scheduler(1);
+  const auto job = JobOf({{"short", 1,
+                           [&](const TileContext& context) {
+                             entered.count_down();
+                             while (!submitted) std::this_thread::yield();
+                             const auto end = Clock::now() + std::chrono::milliseconds(5);
+                             while (Clock::now() < end) context.checkpoint().ToStop();
+                             started_inside = long_started;
+                             return absl::OkStatus();
+                           }}},
+                         first);
+  job->set_expected_seconds(0.1);
+  Submit(scheduler, job);
+  entered.wait();
+  for (const double seconds : {0.0, 0.1, 1.0}) {
+    const auto other = std::make_shared<Job>(std::vector<Stage>{{"long", 1,
+                                                                 [&](const TileContext&) {
+                                                                   long_started = true;
+                                                                   return absl::OkStatus();
+                                                                 }}},
+                                             [](const absl::Status&, const JobTimes&) {});
+    other->set_expected_seconds(seconds);
+    Submit(scheduler, other);
+  }
+  submitted = true;
+  EXPECT_EQ(first.Wait(), absl::OkStatus());
+  EXPECT_FALSE(started_inside);
+  EXPECT_EQ(scheduler.Run({{"last", 1, NoWork}}), absl::OkStatus());
+  EXPECT_TRUE(long_started);
+}
+
+TEST(SchedulerShareTest, ATileLearnsOfItsDeadlineAndEndsWhatWaits) {
+  Completion running, waiting;
+  SchedulerOptions options = Narrow(1, 8);
+  options.max_queue_wait = std::chrono::milliseconds(5);
+  Scheduler scheduler(options);
+  std::latch entered(1);
+  const auto job = JobOf({{"long", 1,
+                           [&](const TileContext& context) {
+                             entered.count_down();
+                             while (!context.checkpoint().ToStop()) {
+                             }
+                             return absl::OkStatus();
+                           }}},
+                         running);
+  job->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
+  Submit(scheduler, job);
+  entered.wait();
+  Submit(scheduler, JobOf({{"one", 1, NoWork}}, waiting));
+  EXPECT_EQ(LimitOf(waiting.Wait()), "max_queue_wait");
+  EXPECT_EQ(running.Wait().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST(SchedulerTest, ATileWithoutMemoryEndsItsJob) {
+  Scheduler scheduler(2);
+  EXPECT_EQ(scheduler
+                .Run({{"throwing", 4,
+                       [](const TileContext&) -> absl::Status { throw std::bad_alloc(); }}})
+                .code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(scheduler.Run({{"fine", 1, NoWork}}), absl::OkStatus());
+}
+
+TEST(SchedulerQueueTest, ManyThreadsSubmitAndEachJobEndsOnce) {
+  constexpr int kSubmitters = 64;
+  constexpr int kJobsEach = 20;
+  std::atomic<int> refused = 0;
+  std::atomic<int> ended = 0;
+  std::atomic<int> tiles = 0;
+  std::atomic<int> complete = 0;
+  {
+    SchedulerOptions options = Narrow(2, 8);
+    options.threads = 2;
+    Scheduler scheduler(options);
+    std::vector<std::thread> submitters;
+    submitters.reserve(kSubmitters);
+    for (int submitter = 0; submitter < kSubmitters; ++submitter) {
+      submitters.emplace_back([&, submitter] {
+        for (int i = 0; i < kJobsEach; ++i) {
+          const auto job = std::make_shared<Job>(std::vector<Stage>{{"tiles", 3,
+                                                                     [&](const TileContext&) {
+                                                                       ++tiles;
+                                                                       return absl::OkStatus();
+                                                                     }}},
+                                                 [&](const absl::Status& status, const JobTimes&) {
+                                                   if (status.ok()) ++complete;
+                                                   ++ended;
+                                                 });
+          if (i % 3 == 0) job->set_expected_seconds(1e-5);
+          const absl::Status status = scheduler.Submit(job);
+          if (!status.ok()) {
+            EXPECT_EQ(LimitOf(status), "max_queue");
+            ++refused;
+          }
+          if ((i + submitter) % 5 == 0) job->Stop(absl::CancelledError("gone"));
+        }
+      });
+    }
+    for (std::thread& submitter : submitters) submitter.join();
+  }
+  EXPECT_EQ(refused + ended, kSubmitters * kJobsEach);
+  EXPECT_GE(tiles, 3 * complete);
 }
 
 }  // namespace

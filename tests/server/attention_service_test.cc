@@ -87,7 +87,7 @@ class AttentionServiceTest : public testing::Test {
   // Returns when a compute thread is inside a tile that waits for `release`.
   void OccupyThreads(std::latch& release) {
     auto entered = std::make_shared<std::latch>(scheduler_.threads());
-    scheduler_.Submit(std::make_shared<core::Job>(
+    const absl::Status submitted = scheduler_.Submit(std::make_shared<core::Job>(
         std::vector<core::Stage>{{"hold", scheduler_.threads(),
                                   [entered, &release](const core::TileContext&) {
                                     entered->count_down();
@@ -95,6 +95,7 @@ class AttentionServiceTest : public testing::Test {
                                     return absl::OkStatus();
                                   }}},
         [](const absl::Status&, const core::JobTimes&) {}));
+    ASSERT_EQ(submitted, absl::OkStatus());
     entered->wait();
   }
 
