@@ -44,6 +44,12 @@ Reservation::~Reservation() {
   if (admission_ != nullptr) admission_->GiveBack(bytes_);
 }
 
+void Reservation::Keep(int64_t bytes) {
+  if (admission_ == nullptr || bytes >= bytes_) return;
+  admission_->GiveBack(bytes_ - bytes);
+  bytes_ = bytes;
+}
+
 Admission::Admission(int64_t budget_bytes, std::function<absl::Duration()> retry_delay,
                      Metrics& metrics)
     : budget_bytes_(budget_bytes), retry_delay_(std::move(retry_delay)), metrics_(metrics) {

@@ -47,6 +47,8 @@ class Reservation {
   ~Reservation();
 
   int64_t bytes() const { return bytes_; }
+  // Gives back what is more than `bytes`.
+  void Keep(int64_t bytes);
 
  private:
   friend class Admission;
@@ -70,8 +72,8 @@ class Admission {
   // it never can.
   absl::StatusOr<Reservation> Reserve(const Need& need);
 
-  // The status that a caller gets for one of a job that was refused, or that failed. Where a queue
-  // or the machine's memory was full: the limit's name and a retry delay with it. Others stay.
+  // What a caller is told of a status. Where a queue or the machine's memory was full, the limit's
+  // name and a retry delay come with it; others stay.
   absl::Status Explain(absl::Status status) const;
 
   int64_t budget_bytes() const { return budget_bytes_; }

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/attend.h"
+#include "core/checked_math.h"
 #include "core/cost.h"
 #include "core/errors.h"
 #include "core/explicit_gradient.h"
@@ -41,6 +42,12 @@ class UnservedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  private:
   void OnDone() override { delete this; }
 };
+
+core::Problem& AttentionIn(core::Problem& problem) { return problem; }
+template <typename Problem>
+core::Problem& AttentionIn(Problem& problem) {
+  return problem.attend;
+}
 
 int64_t ExplicitBytes(core::Problem problem) {
   problem.return_weights = false;
@@ -83,8 +90,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   // Answers without computing.
   void Answer(absl::Status status, const google::protobuf::Message* response = nullptr) {
     if (status.ok()) status = Encode(*response);
-    RecordAnswer(status);
-    Finish(ToGrpcStatus(status));
+    Finish(RecordAnswer(status));
   }
 
  private:
@@ -114,7 +120,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
 
 AttentionService::AttentionService(const Limits& limits, core::Scheduler& scheduler,
                                    Metrics& metrics)
-    : limits_(limits), scheduler_(scheduler), calls_(scheduler, metrics) {}
+    : limits_(limits),
+      scheduler_(scheduler),
+      calls_(scheduler, metrics, limits.memory_budget_bytes, limits.on_engine_fault) {}
 
 template <typename Request, typename Plan>
 grpc::ServerUnaryReactor* AttentionService::Run(const Arrived& arrived, const Plan& plan) {
@@ -157,7 +165,7 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
       [this](const v1::AttendRequest& message, CallData& data) -> absl::StatusOr<Work> {
         const auto problem = ProblemOf(message);
         if (!problem.ok()) return problem.status();
-        absl::Status admitted = Admit(core::ResponseBytes(*problem));
+        absl::Status admitted = Admit(NeedOf(*problem), data);
         if (!admitted.ok()) return admitted;
         return PlanAttend(*problem, message, data);
       });
@@ -218,7 +226,7 @@ grpc::ServerUnaryReactor* AttentionService::Info(grpc::CallbackServerContext* co
         answer.set_cpu(core::CpuName());
         answer.set_compute_threads(scheduler_.threads());
         answer.set_max_message_bytes(limits_.max_message_bytes);
-        answer.set_memory_budget_bytes(core::Workspace::Process().limit_bytes());
+        answer.set_memory_budget_bytes(limits_.memory_budget_bytes);
         answer.set_peak_flops_float32(limits_.peak.float32);
         answer.set_peak_flops_float64(limits_.peak.float64);
         return absl::OkStatus();
@@ -249,7 +257,7 @@ absl::StatusOr<Work> AttentionService::PlanAttend(const core::Problem& problem,
 absl::StatusOr<Work> AttentionService::PlanHead(const v1::HeadRequest& request, CallData& data) {
   const auto problem = ProblemOf(request);
   if (!problem.ok()) return problem.status();
-  absl::Status admitted = Admit(core::ResponseBytes(*problem));
+  absl::Status admitted = Admit(NeedOf(*problem), data);
   if (!admitted.ok()) return admitted;
   Work work =
       WorkOf<v1::HeadResponse>(problem->attend, limits_.kernel, core::ProductFlops(*problem));
@@ -269,7 +277,7 @@ absl::StatusOr<Work> AttentionService::PlanBackward(const v1::BackwardRequest& r
                                                     CallData& data) {
   const auto problem = ProblemOf(request);
   if (!problem.ok()) return problem.status();
-  absl::Status admitted = Admit(core::ResponseBytes(*problem));
+  absl::Status admitted = Admit(NeedOf(*problem), data);
   if (!admitted.ok()) return admitted;
   core::Resources resources = ResourcesOf(data);
   resources.kernel = core::Kernel::kFused;
@@ -291,7 +299,9 @@ absl::StatusOr<Work> AttentionService::PlanBackward(const v1::BackwardRequest& r
 absl::StatusOr<Work> AttentionService::PlanMerge(const v1::MergeRequest& request, CallData& data) {
   const auto problem = ProblemOf(request);
   if (!problem.ok()) return problem.status();
-  absl::Status admitted = Admit(core::ResponseBytes(*problem));
+  const Need need{.request_bytes = core::RequestBytes(*problem),
+                  .response_bytes = core::ResponseBytes(*problem)};
+  absl::Status admitted = Admit(need, data);
   if (!admitted.ok()) return admitted;
   auto stages = core::WithStored(problem->dtype,
                                  [&]<typename S>() -> absl::StatusOr<std::vector<core::Stage>> {
@@ -310,11 +320,15 @@ absl::StatusOr<Work> AttentionService::PlanMerge(const v1::MergeRequest& request
 absl::StatusOr<Work> AttentionService::PlanCheck(const v1::CheckRequest& request, CallData& data) {
   auto call = CheckCallOf(request);
   if (!call.ok()) return call.status();
-  if (absl::Status admitted = Admit(0); !admitted.ok()) return admitted;
+  const core::Resources resources = ResourcesOf(data);
+  const std::vector<core::Claim>& claims = call->inputs.claims;
+  const Need need{.request_bytes = core::RequestBytes(call->problem, claims),
+                  .workspace_bytes = core::CheckWorkspaceBytes(call->problem, claims, resources)};
+  if (absl::Status admitted = Admit(need, data); !admitted.ok()) return admitted;
   absl::Status read = ReadInputs(request, data, call->inputs);
   if (!read.ok()) return read;
   const auto report = std::make_shared<core::CheckReport>();
-  auto stages = core::CheckStages(call->problem, call->inputs, ResourcesOf(data), report.get());
+  auto stages = core::CheckStages(call->problem, call->inputs, resources, report.get());
   if (!stages.ok()) return stages.status();
   const auto response = std::make_shared<v1::CheckResponse>();
   stages->push_back({"response", 1, [report, response](const core::TileContext&) {
@@ -328,13 +342,46 @@ absl::StatusOr<Work> AttentionService::PlanCheck(const v1::CheckRequest& request
   return work;
 }
 
-absl::Status AttentionService::Admit(int64_t response_bytes) const {
-  if (response_bytes <= limits_.max_message_bytes - kResponseOverhead) return absl::OkStatus();
-  return core::OverLimit(
-      "max_message_bytes",
-      absl::StrCat("the response's tensors have ", response_bytes, " bytes, at most ",
-                   limits_.max_message_bytes - kResponseOverhead,
-                   " fit a message; ask for fewer returns or tokens at once"));
+int64_t AttentionService::WorkspaceOf(const core::GradientProblem& problem) const {
+  return core::GradientWorkspaceBytes(problem, scheduler_.threads());
+}
+
+template <typename Problem>
+int64_t AttentionService::WorkspaceOf(const Problem& problem) const {
+  return core::CostOf(problem, scheduler_.threads(), limits_.kernel).workspace_bytes;
+}
+
+template <typename Problem>
+Need AttentionService::NeedOf(Problem problem) const {
+  Need need{.request_bytes = core::RequestBytes(problem),
+            .workspace_bytes = WorkspaceOf(problem),
+            .response_bytes = core::ResponseBytes(problem)};
+  if (core::Path& path = AttentionIn(problem).path; path != core::Path::kChunked) {
+    path = core::Path::kChunked;
+    need.chunked_workspace_bytes = WorkspaceOf(problem);
+  }
+  return need;
+}
+
+absl::Status AttentionService::Admit(const Need& need, CallData& data) {
+  const int64_t most = limits_.max_message_bytes - kResponseOverhead;
+  if (need.response_bytes > most) {
+    return core::OverLimit(
+        "max_message_bytes",
+        absl::StrCat("the response's tensors have ", need.response_bytes, " bytes, at most ", most,
+                     " fit a message; ask for fewer returns or tokens at once"));
+  }
+  return Reserve(need, data);
+}
+
+absl::Status AttentionService::Reserve(const Need& need, CallData& data) {
+  auto reservation = calls_.admission().Reserve(need);
+  if (!reservation.ok()) return reservation.status();
+  data.reservation = *std::move(reservation);
+  // So that nothing is taken that was not reserved.
+  data.memory->scratch.SetLimit(need.workspace_bytes);
+  data.memory->tensors.SetLimit(core::SaturatingSum({need.request_bytes, need.response_bytes}));
+  return absl::OkStatus();
 }
 
 }  // namespace attendant::server

@@ -12,11 +12,13 @@
 #include "absl/status/statusor.h"
 #include "attendant/v1/attention.grpc.pb.h"
 #include "core/attend.h"
+#include "core/gradient.h"
 #include "core/kernel.h"
 #include "core/machine.h"
 #include "core/problem.h"
 #include "core/scheduler.h"
 #include "core/speed.h"
+#include "server/admission.h"
 #include "server/call.h"
 #include "server/metrics.h"
 
@@ -36,9 +38,11 @@ class AttentionService final : public RawService {
  public:
   struct Limits {
     int64_t max_message_bytes = 0;
+    int64_t memory_budget_bytes = INT64_MAX;  // of all calls together
     core::PeakFlops peak;
     core::Kernel kernel = core::Kernel::kFused;  // of the chunked path
     core::Speed speed = {};
+    OnEngineFault on_engine_fault = nullptr;
   };
 
   // scheduler and metrics must outlive the service, and the service every call.
@@ -94,9 +98,18 @@ class AttentionService final : public RawService {
   template <typename Request, typename Response, typename Fill>
   grpc::ServerUnaryReactor* AnswerAtOnce(const Arrived& arrived, const Fill& fill);
 
+  // What a problem needs, by cost: Problem, HeadProblem or GradientProblem.
+  template <typename Problem>
+  Need NeedOf(Problem problem) const;
+  template <typename Problem>
+  int64_t WorkspaceOf(const Problem& problem) const;
+  int64_t WorkspaceOf(const core::GradientProblem& problem) const;
+
   // What a problem needs, against what a call may have: the one place where a call is admitted,
   // before a byte of its tensors is copied.
-  absl::Status Admit(int64_t response_bytes) const;
+  absl::Status Admit(const Need& need, CallData& data);
+  // The part of that which is about all calls together: for a stream, whose response is no message.
+  absl::Status Reserve(const Need& need, CallData& data);
 
   absl::StatusOr<Work> PlanAttend(const core::Problem& problem, const v1::AttendRequest& request,
                                   CallData& data);

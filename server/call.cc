@@ -20,6 +20,15 @@ double Seconds(Clock::duration duration) { return std::chrono::duration<double>(
 
 }  // namespace
 
+Calls::Calls(core::Scheduler& scheduler, Metrics& metrics, int64_t memory_budget,
+             OnEngineFault on_engine_fault)
+    : scheduler_(scheduler),
+      metrics_(metrics),
+      admission_(
+          memory_budget, [&scheduler] { return absl::FromChrono(scheduler.RetryDelay()); },
+          metrics),
+      on_engine_fault_(std::move(on_engine_fault)) {}
+
 void Calls::Add(std::shared_ptr<Call> call) {
   core::MutexLock lock(mutex_);
   Call* const key = call.get();
@@ -96,13 +105,15 @@ absl::StatusOr<Work> Call::PrepareWork(const Prepare& prepare) {
     calls_.metrics().Shed(ShedReason::kDraining);
     return UnavailableFor("the server is shutting down", absl::Seconds(1));
   }
+  if (std::chrono::system_clock::now() >= context_->deadline()) {
+    return absl::DeadlineExceededError("the call's deadline had passed when it arrived");
+  }
   // Memory for what a caller asks for may not be there; nothing else throws.
   absl::StatusOr<Work> work = absl::ResourceExhaustedError("out of memory");
   try {
     work = prepare(data_);
   } catch (const std::bad_alloc&) {
   }
-  if (absl::IsResourceExhausted(work.status())) calls_.metrics().Shed(ShedReason::kMemory);
   return work;
 }
 
@@ -133,11 +144,13 @@ void Call::OnJobDone(const Work& work, const absl::Status& status, const core::J
   calls_.metrics().JobEnded(work.flops);
   const bool alone = calls_.JobEnded(job_number_);
   data_.in.Free();
+  // The response alone is left.
+  data_.reservation.Keep(data_.memory->tensors.current_bytes());
   if (status.ok()) {
     if (work.stats != nullptr) RecordCompletion(work, times, alone);
-  } else if (absl::IsResourceExhausted(status)) {
-    calls_.metrics().Shed(ShedReason::kMemory);
-  } else if (!absl::IsInternal(status)) {
+  } else if (absl::IsInternal(status)) {
+    calls_.ReportEngineFault(status);
+  } else if (!absl::IsResourceExhausted(status)) {
     const bool started = times.first_tile != Clock::time_point();
     calls_.metrics().JobCancelled(started ? CancelStage::kCompute : CancelStage::kQueue);
   }
@@ -176,8 +189,11 @@ absl::Status Call::WhyCancelled() const {
               : absl::CancelledError("the caller cancelled the call");
 }
 
-void Call::RecordAnswer(const absl::Status& status) {
-  calls_.metrics().RequestEnded(method_, path_, status.code(), Seconds(Clock::now() - arrival_));
+grpc::Status Call::RecordAnswer(const absl::Status& status) {
+  const absl::Status told = calls_.admission().Explain(status);
+  if (const auto reason = ShedReasonOf(told); reason.has_value()) calls_.metrics().Shed(*reason);
+  calls_.metrics().RequestEnded(method_, path_, told.code(), Seconds(Clock::now() - arrival_));
+  return AnswerOf(told, *context_);
 }
 
 }  // namespace attendant::server

@@ -21,6 +21,7 @@
 #include "core/problem.h"
 #include "core/scheduler.h"
 #include "core/speed.h"
+#include "server/admission.h"
 #include "server/metrics.h"
 #include "server/tensor_data.h"
 
@@ -48,14 +49,22 @@ using Prepare = std::function<absl::StatusOr<Work>(CallData& data)>;
 
 class Call;
 
+// Told of a job that failed for a reason of ours, on a compute thread: it must not wait.
+using OnEngineFault = std::function<void(const absl::Status&)>;
+
 // The calls in flight, and what they share. Thread-safe.
 class Calls {
  public:
-  // scheduler and metrics must outlive it, and it every call.
-  Calls(core::Scheduler& scheduler, Metrics& metrics) : scheduler_(scheduler), metrics_(metrics) {}
+  // scheduler and metrics must outlive it, and it every call. on_engine_fault: or null.
+  Calls(core::Scheduler& scheduler, Metrics& metrics, int64_t memory_budget,
+        OnEngineFault on_engine_fault);
 
   core::Scheduler& scheduler() { return scheduler_; }
   Metrics& metrics() { return metrics_; }
+  Admission& admission() { return admission_; }
+  void ReportEngineFault(const absl::Status& status) const {
+    if (on_engine_fault_ != nullptr) on_engine_fault_(status);
+  }
   core::SpeedCorrection& speed_correction() { return speed_correction_; }
 
   // From then on it is in flight, until Remove.
@@ -76,6 +85,8 @@ class Calls {
  private:
   core::Scheduler& scheduler_;
   Metrics& metrics_;
+  Admission admission_;
+  const OnEngineFault on_engine_fault_;
   core::SpeedCorrection speed_correction_;
   core::Mutex mutex_;
   core::CondVar idle_;
@@ -117,8 +128,8 @@ class Call {
 
   // Why a call ends that gRPC calls cancelled: it reports a passed deadline as that too.
   absl::Status WhyCancelled() const;
-  // Records the answer. Called once, before gRPC is told.
-  void RecordAnswer(const absl::Status& status);
+  // Records the answer, and returns what gRPC is to be told. Called once, before that.
+  [[nodiscard]] grpc::Status RecordAnswer(const absl::Status& status);
 
  private:
   void OnJobDone(const Work& work, const absl::Status& status, const core::JobTimes& times);

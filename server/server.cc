@@ -16,7 +16,6 @@
 #include "core/gemm.h"
 #include "core/machine.h"
 #include "core/version.h"
-#include "core/workspace.h"
 #include "grpc/health/v1/health.pb.h"
 #include "server/cpu.h"
 #include "server/unix_socket.h"
@@ -69,10 +68,17 @@ Server::Server(const Config& config, const Sizes& sizes, int threads)
       sizes_(sizes),
       metrics_({core::Version(), core::NameOf(config.kernel, core::DType::kFloat32),
                 core::SimdTarget()}),
-      scheduler_(threads),
+      scheduler_({.threads = threads,
+                  .max_running = config.max_running,
+                  .max_queue = config.max_queue,
+                  .max_queue_wait = absl::ToChronoNanoseconds(config.max_queue_wait)}),
       upkeep_(DutiesOfUpkeep()),
-      service_({sizes.max_message_bytes, MeasurePeak(config, scheduler_, metrics_), config.kernel,
-                MeasureSpeed(config, scheduler_)},
+      service_({.max_message_bytes = sizes.max_message_bytes,
+                .memory_budget_bytes = sizes.memory_budget,
+                .peak = MeasurePeak(config, scheduler_, metrics_),
+                .kernel = config.kernel,
+                .speed = MeasureSpeed(config, scheduler_),
+                .on_engine_fault = [this](const absl::Status&) { upkeep_.EngineFault(); }},
                scheduler_, metrics_),
       unknown_service_(metrics_) {}
 
@@ -86,7 +92,6 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config) {
   const CgroupLimits limits = ReadCgroupLimits();
   const auto sizes = ShareMemory(config, UsableMemoryBytes(core::PhysicalMemoryBytes(), limits));
   if (!sizes.ok()) return sizes.status();
-  core::Workspace::Process().SetLimit(sizes->memory_budget);
   const int threads = config.compute_threads > 0 ? config.compute_threads
                                                  : UsableCpus(core::AvailableCpus(), limits);
   std::unique_ptr<Server> server(new Server(config, *sizes, threads));

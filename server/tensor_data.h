@@ -21,6 +21,7 @@
 #include "attendant/v1/attention.pb.h"
 #include "core/job.h"
 #include "core/workspace.h"
+#include "server/admission.h"
 
 namespace attendant::server {
 
@@ -126,6 +127,7 @@ class ResponseData {
 // Both of one call, and what they are taken from.
 struct CallData {
   const std::shared_ptr<CallMemory> memory = std::make_shared<CallMemory>();
+  Reservation reservation;  // of the budget, before anything of it is allocated
   RequestData in{memory->tensors};
   ResponseData out{memory};
 

@@ -49,6 +49,19 @@ TEST_F(AdmissionTest, AMovedReservationIsGivenBackOnce) {
   EXPECT_EQ(admission_.reserved_bytes(), 0);
 }
 
+TEST_F(AdmissionTest, AReservationShrinksToWhatIsStillHeld) {
+  auto reservation = admission_.Reserve({.request_bytes = 500, .response_bytes = 100});
+  ASSERT_EQ(reservation.status(), absl::OkStatus());
+  reservation->Keep(100);
+  EXPECT_EQ(reservation->bytes(), 100);
+  EXPECT_EQ(admission_.reserved_bytes(), 100);
+  reservation->Keep(200);  // it never grows
+  EXPECT_EQ(admission_.reserved_bytes(), 100);
+  reservation->Keep(0);
+  EXPECT_EQ(admission_.reserved_bytes(), 0);
+  Reservation().Keep(0);
+}
+
 TEST_F(AdmissionTest, WhatIsTakenNowIsWorthAnotherTry) {
   const auto held = admission_.Reserve({.workspace_bytes = 600});
   const auto refused =

@@ -102,7 +102,9 @@ class AttentionServiceTest : public testing::Test {
   Metrics metrics_{{"test", "test", "test"}};
   core::Scheduler scheduler_{2};
   AttentionService service_{
-      {1 << 20, {1e9, 5e8}, core::Kernel::kFused, MadeUpSpeed()}, scheduler_, metrics_};
+      {.max_message_bytes = 1 << 20, .peak = {1e9, 5e8}, .speed = MadeUpSpeed()},
+      scheduler_,
+      metrics_};
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::Attention::Stub> stub_;
 };
@@ -214,21 +216,6 @@ TEST_F(AttentionServiceTest, ALargerResponseThanTheLimitIsRefusedBeforeItIsCompu
   ASSERT_EQ(detail.violations_size(), 1);
   EXPECT_EQ(detail.violations(0).subject(), "max_message_bytes");
   EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_flops_total{path=\"chunked\"} 0"));
-}
-
-TEST_F(AttentionServiceTest, MoreWorkspaceThanAllowedIsRefusedAndTheNextCallWorks) {
-  core::Workspace::Process().SetLimit(1 << 20);
-  v1::AttendRequest request = ConstantRequest({1, 4, 512, 1}, 0);  // 4 MiB of scores
-  request.mutable_options()->set_path(v1::PATH_EXPLICIT);
-  v1::AttendResponse response;
-  const grpc::Status refused = Attend(request, &response);
-  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(refused.error_message(), HasSubstr("4194304 bytes"));
-  EXPECT_THAT(refused.error_message(), HasSubstr("PATH_CHUNKED"));
-  request.mutable_options()->set_path(v1::PATH_CHUNKED);
-  EXPECT_TRUE(Attend(request, &response).ok());
-  core::Workspace::Process().SetLimit(INT64_MAX);
-  EXPECT_TRUE(MemoryComesBack());
 }
 
 TEST_F(AttentionServiceTest, HeadAnswersWithIntermediates) {

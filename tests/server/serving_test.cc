@@ -1,0 +1,291 @@
+// What a caller is told under load, for each way a call can end; and that whatever happens to a
+// call, its threads and its bytes come back.
+#include "tests/server/serving.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "core/scheduler.h"
+
+namespace attendant::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+Serving::Options Plain() {
+  Serving::Options options;
+  options.limits.max_message_bytes = 1 << 20;
+  return options;
+}
+
+grpc::Status Attend(Serving& serving, const v1::AttendRequest& request,
+                    v1::AttendResponse* response) {
+  grpc::ClientContext context;
+  SetTestDeadline(context);
+  return serving.stub().Attend(&context, request, response);
+}
+
+// Right answers, one after another.
+void ExpectRightAnswers(Serving& serving, int count) {
+  for (int i = 0; i < count; ++i) {
+    v1::AttendResponse response;
+    const grpc::Status status = Attend(serving, MeanRequest(), &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    ASSERT_THAT(ValuesOf<float>(response.output()), ElementsAre(2));
+  }
+}
+
+// The scores of T tokens, on the explicit path.
+v1::AttendRequest ExplicitRequest(int64_t tokens) {
+  v1::AttendRequest request = ConstantRequest({1, 1, tokens, 1}, 0.5f);
+  request.mutable_options()->set_path(v1::PATH_EXPLICIT);
+  return request;
+}
+
+TEST(ServingTest, WhatNeverFitsIsToldBytesNeededBytesAllowedAndThePathThatFits) {
+  Serving::Options options = Plain();
+  options.limits.memory_budget_bytes = 3 << 20;
+  Serving serving(options);
+  grpc::ClientContext context;
+  SetTestDeadline(context);
+  v1::AttendResponse response;
+  v1::AttendRequest request = ExplicitRequest(1024);  // 4 MiB of scores
+  const grpc::Status status = serving.stub().Attend(&context, request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(),
+              AllOf(StartsWith("memory_budget: the call needs "), HasSubstr("3145728 are allowed"),
+                    HasSubstr("PATH_CHUNKED needs ")));
+  EXPECT_EQ(DetailOf<google::rpc::QuotaFailure>(status).violations(0).subject(), "memory_budget");
+  EXPECT_FALSE(DetailOf<google::rpc::RetryInfo>(status).has_retry_delay());
+  EXPECT_EQ(PushbackOf(context), "-1");
+  EXPECT_TRUE(serving.Shows("attendant_shed_total{reason=\"never_fits\"} 1"));
+  // The advice is good, and the refusal held nothing.
+  request.mutable_options()->set_path(v1::PATH_CHUNKED);
+  EXPECT_TRUE(Attend(serving, request, &response).ok());
+  EXPECT_TRUE(Eventually([&] { return serving.IsIdle(); }));
+}
+
+TEST(ServingTest, AResponseThatFitsNoMessageIsNotToBeSentAgain) {
+  Serving serving(Plain());
+  v1::AttendRequest request = ConstantRequest({1, 2, 512, 1}, 0);
+  request.mutable_options()->set_return_weights(true);  // 2 MiB
+  grpc::ClientContext context;
+  SetTestDeadline(context);
+  v1::AttendResponse response;
+  const grpc::Status status = serving.stub().Attend(&context, request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(DetailOf<google::rpc::QuotaFailure>(status).violations(0).subject(),
+            "max_message_bytes");
+  EXPECT_EQ(PushbackOf(context), "-1");
+  EXPECT_TRUE(serving.Shows("attendant_shed_total{reason=\"never_fits\"} 1"));
+}
+
+TEST(ServingTest, AFullBudgetIsWorthAnotherTry) {
+  Serving::Options options = Plain();
+  options.limits.memory_budget_bytes = 6 << 20;
+  Serving serving(options);
+  HeldThreads held(serving.scheduler());
+  PendingAttend first(serving.stub(), ExplicitRequest(1024));  // more than 4 MiB
+  ASSERT_TRUE(serving.AwaitJob(first, 2));
+  PendingAttend second(serving.stub(), ExplicitRequest(1024));
+  ExpectTryAgain(second.Await(), second.context(), "memory_budget");
+  EXPECT_THAT(second.Await().error_message(), HasSubstr("free at the moment"));
+  EXPECT_TRUE(serving.Shows("attendant_shed_total{reason=\"memory\"} 1"));
+  held.Release();
+  EXPECT_TRUE(first.Await().ok()) << first.Await().error_message();
+  EXPECT_TRUE(Eventually([&] { return serving.IsIdle(); }));
+  v1::AttendResponse response;
+  EXPECT_TRUE(Attend(serving, ExplicitRequest(1024), &response).ok());
+}
+
+TEST(ServingTest, AFullQueueIsWorthAnotherTry) {
+  Serving::Options options = Plain();
+  options.scheduler.max_running = 1;
+  options.scheduler.max_queue = 1;
+  Serving serving(options);
+  HeldThreads held(serving.scheduler());
+  PendingAttend queued(serving.stub(), MeanRequest());
+  ASSERT_TRUE(serving.AwaitJob(queued, 2));
+  PendingAttend refused(serving.stub(), MeanRequest());
+  ExpectTryAgain(refused.Await(), refused.context(), "max_queue");
+  EXPECT_TRUE(serving.Shows("attendant_shed_total{reason=\"queue_full\"} 1"));
+  held.Release();
+  EXPECT_TRUE(queued.Await().ok()) << queued.Await().error_message();
+  EXPECT_TRUE(Eventually([&] { return serving.IsIdle(); }));
+}
+
+TEST(ServingTest, WhoWaitedTooLongIsToldToComeAgainAndIsNotComputed) {
+  Serving::Options options = Plain();
+  options.scheduler.max_running = 1;
+  options.scheduler.max_queue_wait = std::chrono::milliseconds(1);
+  Serving serving(options);
+  HeldThreads held(serving.scheduler());
+  PendingAttend call(serving.stub(), MeanRequest());
+  ASSERT_TRUE(serving.AwaitJob(call, 2));
+  const auto waited = std::chrono::steady_clock::now() + std::chrono::milliseconds(2);
+  Eventually([&] { return std::chrono::steady_clock::now() > waited; });
+  held.Release();
+  ExpectTryAgain(call.Await(), call.context(), "max_queue_wait");
+  EXPECT_TRUE(serving.Shows("attendant_shed_total{reason=\"queue_wait\"} 1"));
+  EXPECT_TRUE(serving.Shows("attendant_flops_total{path=\"chunked\"} 0"));
+  EXPECT_TRUE(Eventually([&] { return serving.IsIdle(); }));
+}
+
+TEST(ServingTest, ADeadlineInTheQueueIsNeverComputed) {
+  Serving serving(Plain());
+  HeldThreads held(serving.scheduler());
+  // On a busy machine a deadline can pass before the call arrives: longer ones, until one is
+  // queued.
+  bool queued = false;
+  for (auto allowed = std::chrono::milliseconds(50); !queued; allowed *= 2) {
+    PendingAttend call(serving.stub(), MeanRequest(), allowed);
+    Eventually([&] {
+      queued = queued || serving.scheduler().queued() + serving.scheduler().running() >= 2;
+      return call.over();
+    });
+    EXPECT_EQ(call.Await().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  }
+  held.Release();
+  EXPECT_TRUE(Eventually([&] { return serving.IsIdle(); }));
+  EXPECT_TRUE(serving.Shows("attendant_flops_total{path=\"chunked\"} 0"));
+  ExpectRightAnswers(serving, 1);
+}
+
+TEST(ServingTest, ADrainingServerSaysWhenToComeAgainButNotToThisOne) {
+  Serving serving(Plain());
+  serving.service().StopAccepting();
+  grpc::ClientContext context;
+  SetTestDeadline(context);
+  v1::AttendResponse response;
+  const grpc::Status status = serving.stub().Attend(&context, MeanRequest(), &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_TRUE(DetailOf<google::rpc::RetryInfo>(status).has_retry_delay());
+  EXPECT_EQ(PushbackOf(context), "");
+  EXPECT_TRUE(serving.Shows("attendant_shed_total{reason=\"draining\"} 1"));
+}
+
+// S13, S14: sizes that are no sizes.
+TEST(ServingTest, WrongSizesNameTheirFieldAndBothNumbers) {
+  Serving serving(Plain());
+  struct Wrong {
+    std::vector<int64_t> shape;
+    const char* field;
+    std::vector<const char*> numbers;
+  };
+  const Wrong all[] = {
+      {{1, 1, -1, 1}, "query.shape[2]", {"-1"}},
+      {{1, 1, 0, 1}, "query.data", {"4", "0"}},
+      {{1, 1, 1, int64_t{1} << 40}, "query", {"1099511627776"}},
+      {{1, 1, int64_t{1} << 32, int64_t{1} << 32}, "query", {"4294967296"}},
+      {{INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX}, "query", {"9223372036854775807"}},
+      {{1, 1, 1}, "query.shape", {"3", "4"}},
+      {{1, 1, 3, 1}, "query.data", {"4", "12"}},
+  };
+  for (const Wrong& wrong : all) {
+    v1::AttendRequest request = MeanRequest();
+    request.mutable_query()->clear_shape();
+    for (const int64_t size : wrong.shape) request.mutable_query()->add_shape(size);
+    grpc::ClientContext context;
+    SetTestDeadline(context);
+    v1::AttendResponse response;
+    const grpc::Status status = serving.stub().Attend(&context, request, &response);
+    SCOPED_TRACE(status.error_message());
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    const auto detail = DetailOf<google::rpc::BadRequest>(status);
+    ASSERT_EQ(detail.field_violations_size(), 1);
+    EXPECT_THAT(detail.field_violations(0).field(), StartsWith(wrong.field));
+    for (const char* const number : wrong.numbers) {
+      EXPECT_THAT(detail.field_violations(0).description(), HasSubstr(number));
+    }
+    EXPECT_EQ(PushbackOf(context), "");
+  }
+  ExpectRightAnswers(serving, 1);
+}
+
+TEST(ServingTest, ACancelledOrLateCallFreesItsThreads) {
+  Serving serving(Plain());
+  for (const bool late : {false, true}) {
+    SCOPED_TRACE(late ? "late" : "cancelled");
+    // Long enough to be computing by then, far shorter than the computation.
+    PendingAttend call(serving.stub(), SlowRequest(),
+                       late ? std::chrono::milliseconds(500) : std::chrono::milliseconds(60000));
+    if (!late) {
+      ASSERT_TRUE(serving.AwaitJob(call));
+      call.Cancel();
+    }
+    EXPECT_EQ(call.Await().error_code(),
+              late ? grpc::StatusCode::DEADLINE_EXCEEDED : grpc::StatusCode::CANCELLED);
+    EXPECT_TRUE(Eventually([&] { return serving.IsIdle(); }));
+    EXPECT_TRUE(serving.Shows("attendant_flops_total{path=\"chunked\"} 0"));
+  }
+  EXPECT_TRUE(Eventually([] { return core::Workspace::Process().current_bytes() == 0; }));
+  ExpectRightAnswers(serving, 1);
+}
+
+// S7. Random moments of calls that take about a millisecond each, several at a time.
+TEST(ServingTest, FiveHundredCancelsThenAHundredRightAnswers) {
+  Serving serving(Plain());
+  std::mt19937 rng(7);
+  constexpr int kAtATime = 10;
+  for (int round = 0; round < 500 / kAtATime; ++round) {
+    std::vector<std::unique_ptr<PendingAttend>> calls;
+    calls.reserve(kAtATime);
+    for (int i = 0; i < kAtATime; ++i) {
+      calls.push_back(
+          std::make_unique<PendingAttend>(serving.stub(), ConstantRequest({1, 4, 256, 8}, 0.5f)));
+    }
+    const auto moment = std::chrono::steady_clock::now() + std::chrono::microseconds(rng() % 4000);
+    Eventually([&] { return std::chrono::steady_clock::now() >= moment; });
+    for (const auto& call : calls) call->Cancel();
+    for (const auto& call : calls) {
+      const grpc::Status status = call->Await();
+      EXPECT_TRUE(status.ok() || status.error_code() == grpc::StatusCode::CANCELLED)
+          << status.error_code() << " " << status.error_message();
+    }
+  }
+  ExpectRightAnswers(serving, 100);
+  EXPECT_TRUE(Eventually([&] { return serving.IsIdle(); }));
+  EXPECT_TRUE(Eventually([] { return core::Workspace::Process().current_bytes() == 0; }));
+}
+
+// S17. Each value tensor is one number everywhere, which comes back whatever the weights are.
+TEST(ServingTest, SixtyFourCallersGetTheirOwnAnswers) {
+  constexpr int kCallers = 64;
+  constexpr int kCalls = 10;
+  Serving serving(Plain());
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> callers;
+  callers.reserve(kCallers);
+  for (int caller = 0; caller < kCallers; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (int i = 0; i < kCalls; ++i) {
+        const auto number = static_cast<float>(1 + caller * kCalls + i);
+        const int64_t tokens = 1 + (caller + 7 * i) % 60;
+        v1::AttendRequest request = ConstantRequest({1, 2, tokens, 4}, 0.25f);
+        SetTensor(v1::DATA_TYPE_FLOAT32, {1, 2, tokens, 4},
+                  std::vector<float>(static_cast<size_t>(8 * tokens), number),
+                  request.mutable_value());
+        v1::AttendResponse response;
+        const bool ok = Attend(serving, request, &response).ok();
+        const std::vector<float> answer = ValuesOf<float>(response.output());
+        const bool right = ok && answer.size() == static_cast<size_t>(8 * tokens) &&
+                           std::all_of(answer.begin(), answer.end(), [&](float x) {
+                             return std::abs(x - number) <= 1e-5f * number;
+                           });
+        if (!right) ++wrong;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_TRUE(Eventually([&] { return serving.IsIdle(); }));
+}
+
+}  // namespace
+}  // namespace attendant::server
