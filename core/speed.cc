@@ -345,6 +345,16 @@ double SecondsOf(const HeadProblem& h, const Speed& speed) {
   return attention + ToDouble(ProjectionFlops(h)) * projection;
 }
 
+double SecondsOf(const GradientProblem& g, const Speed& speed) {
+  const int64_t forward_flops = ProductFlops(g.attend);
+  if (forward_flops == 0) return 0;
+  return SecondsOf(g.attend, speed) * ToDouble(ProductFlops(g)) / ToDouble(forward_flops);
+}
+
+double SecondsOf(const MergeProblem& m, const Speed& speed) {
+  return ToDouble(SaturatingSum({RequestBytes(m), ResponseBytes(m)})) * speed.read_byte_seconds;
+}
+
 void SpeedCorrection::Observe(Path path, double expected, double measured) {
   // Waking threads and filling caches take up to a millisecond.
   constexpr double kLeastSeconds = 5e-3;

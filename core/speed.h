@@ -10,8 +10,10 @@
 
 #include <array>
 
+#include "core/gradient.h"
 #include "core/head.h"
 #include "core/kernel.h"
+#include "core/merge.h"
 #include "core/mutex.h"
 #include "core/problem.h"
 #include "core/scheduler.h"
@@ -56,6 +58,10 @@ Speed MeasureSpeed(Scheduler& scheduler, Kernel kernel);
 // saturates makes this a lower bound.
 double SecondsOf(const Problem& problem, const Speed& speed);
 double SecondsOf(const HeadProblem& problem, const Speed& speed);
+// Rougher, to tell short jobs from long ones: a gradient as if its products took what the forward's
+// do, a merge as long as its tensors take to be read.
+double SecondsOf(const GradientProblem& problem, const Speed& speed);
+double SecondsOf(const MergeProblem& problem, const Speed& speed);
 
 // What to multiply SecondsOf with.
 struct PathFactors {

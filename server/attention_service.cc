@@ -284,6 +284,7 @@ absl::StatusOr<Work> AttentionService::PlanBackward(const v1::BackwardRequest& r
   Work work =
       WorkOf<v1::BackwardResponse>(problem->attend, resources.kernel, core::ProductFlops(*problem));
   work.explicit_bytes = core::ExplicitGradientWorkspaceBytes(*problem, /*threads=*/0);
+  work.expected_seconds = core::SecondsOf(*problem, limits_.speed);
   auto* const response = static_cast<v1::BackwardResponse*>(work.response.get());
   auto stages = core::WithStored(
       problem->attend.dtype, [&]<typename S>() -> absl::StatusOr<std::vector<core::Stage>> {
@@ -313,6 +314,7 @@ absl::StatusOr<Work> AttentionService::PlanMerge(const v1::MergeRequest& request
   Work work;
   work.stages = *std::move(stages);
   work.flops = core::MergeFlops(*problem);
+  work.expected_seconds = core::SecondsOf(*problem, limits_.speed);
   work.response = std::make_shared<v1::MergeResponse>();
   return work;
 }

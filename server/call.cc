@@ -170,7 +170,8 @@ void Call::RecordCompletion(const Work& work, const core::JobTimes& times, bool 
   record.peak_workspace_bytes = data_.memory->scratch.peak_bytes();
   record.explicit_bytes = work.explicit_bytes;
   calls_.metrics().JobCompleted(record);
-  if (alone) {
+  // What is expected of a gradient is too rough to learn from.
+  if (alone && method_ != Method::kBackward) {
     calls_.speed_correction().Observe(work.path, work.expected_seconds, record.compute_seconds);
   }
   work.stats->set_path(PathOf(work.path));

@@ -120,6 +120,25 @@ TEST(SpeedTest, AHeadAddsItsProjections) {
                    SecondsOf(HeadOf(Square(Path::kChunked, 100)), MadeUp()));
 }
 
+TEST(SpeedTest, AGradientTakesAsLongAsItsProductsAreMore) {
+  GradientProblem gradient;
+  gradient.attend = Square(Path::kChunked, 100);
+  const double more = static_cast<double>(ProductFlops(gradient)) / kFlops;
+  EXPECT_GT(more, 2);
+  EXPECT_DOUBLE_EQ(SecondsOf(gradient, MadeUp()), more * SecondsOf(gradient.attend, MadeUp()));
+  EXPECT_EQ(SecondsOf(gradient, Speed()), 0);
+  gradient.attend.width = gradient.attend.value_width = 0;
+  EXPECT_EQ(SecondsOf(gradient, MadeUp()), 0);
+}
+
+TEST(SpeedTest, AMergeReadsItsTensors) {
+  const MergeProblem merge{DType::kFloat32,  /*parts=*/2, /*batch=*/1, /*heads=*/3, /*queries=*/5,
+                           /*value_width=*/7};
+  // Two parts and the whole, rows of 7 numbers and one more.
+  EXPECT_DOUBLE_EQ(SecondsOf(merge, MadeUp()), 3 * (15 * 4 * (7 + 1)) * 0x1p-5);
+  EXPECT_EQ(SecondsOf(merge, Speed()), 0);
+}
+
 TEST(SpeedTest, WhatWasNotMeasuredAndWhatIsNothingTakeNone) {
   for (const Path path : kPaths) {
     EXPECT_EQ(SecondsOf(Square(path, 100), Speed()), 0);
