@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,7 +18,6 @@
 #include "core/version.h"
 #include "server/check_codec.h"
 #include "server/codec.h"
-#include "server/status.h"
 #include "server/tensor_data.h"
 #include "server/wire.h"
 
@@ -28,20 +26,6 @@ namespace {
 
 // Room in a response message beside its tensors' bytes: shapes, lengths and Stats.
 constexpr int64_t kResponseOverhead = 4096;
-
-// gRPC's own answer would have no text.
-grpc::Status UnservedStatus(absl::string_view rpc) {
-  return ToGrpcStatus(
-      absl::UnimplementedError(absl::StrCat(rpc, " is not served by version ", core::Version())));
-}
-
-class UnservedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
- public:
-  UnservedStream() { Finish(UnservedStatus("AttendStream")); }
-
- private:
-  void OnDone() override { delete this; }
-};
 
 core::Problem& AttentionIn(core::Problem& problem) { return problem; }
 template <typename Problem>
@@ -95,12 +79,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
 
  private:
   absl::Status Encode(const google::protobuf::Message& response) {
-    try {
+    return WithoutThrowing([&] {
       *response_ = data().out.TakeMessage(response);
       return absl::OkStatus();
-    } catch (const std::bad_alloc&) {
-      return absl::ResourceExhaustedError("out of memory");
-    }
+    });
   }
 
   void OnComputed(const absl::Status& status, const google::protobuf::Message& response) override {
@@ -147,13 +129,12 @@ grpc::ServerUnaryReactor* AttentionService::AnswerAtOnce(const Arrived& arrived,
   calls_.Add(call);
   Request request;
   Response response;
-  absl::Status status = absl::ResourceExhaustedError("out of memory");
-  try {
-    status = ReadHead(const_cast<grpc::ByteBuffer&>(*arrived.request), request);
-    if (status.ok()) status = fill(request, response);
-  } catch (const std::bad_alloc&) {
-  }
-  call->Answer(status, &response);
+  call->Answer(WithoutThrowing([&] {
+                 absl::Status status =
+                     ReadHead(const_cast<grpc::ByteBuffer&>(*arrived.request), request);
+                 return status.ok() ? fill(request, response) : status;
+               }),
+               &response);
   return call.get();
 }
 
@@ -234,8 +215,17 @@ grpc::ServerUnaryReactor* AttentionService::Info(grpc::CallbackServerContext* co
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::AttendStream(
-    grpc::CallbackServerContext*) {
-  return new UnservedStream();
+    grpc::CallbackServerContext* context) {
+  return ServeAttendStream(
+      calls_, context,
+      [this](const v1::AttendRequest& header, CallData& data) -> absl::StatusOr<Work> {
+        const auto problem = ProblemOf(header, DataIs::kSentApart);
+        if (!problem.ok()) return problem.status();
+        absl::Status reserved = Reserve(NeedOf(*problem), data);
+        if (!reserved.ok()) return reserved;
+        return PlanAttend(*problem, header, data);
+      },
+      limits_.stream_idle_limit);
 }
 
 absl::StatusOr<Work> AttentionService::PlanAttend(const core::Problem& problem,

@@ -19,6 +19,7 @@
 #include "core/scheduler.h"
 #include "core/speed.h"
 #include "server/admission.h"
+#include "server/attend_stream.h"
 #include "server/call.h"
 #include "server/metrics.h"
 
@@ -43,6 +44,7 @@ class AttentionService final : public RawService {
     core::Kernel kernel = core::Kernel::kFused;  // of the chunked path
     core::Speed speed = {};
     OnEngineFault on_engine_fault = nullptr;
+    std::chrono::milliseconds stream_idle_limit = kStreamIdleLimit;
   };
 
   // scheduler and metrics must outlive the service, and the service every call.

@@ -3,7 +3,6 @@
 #include <grpcpp/server_context.h>
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -108,13 +107,7 @@ absl::StatusOr<Work> Call::PrepareWork(const Prepare& prepare) {
   if (std::chrono::system_clock::now() >= context_->deadline()) {
     return absl::DeadlineExceededError("the call's deadline had passed when it arrived");
   }
-  // Memory for what a caller asks for may not be there; nothing else throws.
-  absl::StatusOr<Work> work = absl::ResourceExhaustedError("out of memory");
-  try {
-    work = prepare(data_);
-  } catch (const std::bad_alloc&) {
-  }
-  return work;
+  return WithoutThrowing([&] { return prepare(data_); });
 }
 
 void Call::Submit(Work work) {
@@ -190,10 +183,15 @@ absl::Status Call::WhyCancelled() const {
               : absl::CancelledError("the caller cancelled the call");
 }
 
+absl::Status Call::WhyStopped() {
+  core::MutexLock lock(mutex_);
+  return why_;
+}
+
 grpc::Status Call::RecordAnswer(const absl::Status& status) {
   const absl::Status told = calls_.admission().Explain(status);
   if (const auto reason = ShedReasonOf(told); reason.has_value()) calls_.metrics().Shed(*reason);
-  calls_.metrics().RequestEnded(method_, path_, told.code(), Seconds(Clock::now() - arrival_));
+  calls_.metrics().RequestEnded(method_, path_, told.code(), Seconds(Clock::now() - start_));
   return AnswerOf(told, *context_);
 }
 

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -44,8 +45,19 @@ struct Work {
   double expected_seconds = 0;  // by the rates that were measured; 0: none were
 };
 
-// Lays out the work of a request, whose memory is made in `data`. May throw bad_alloc.
+// Lays out the work of a request, whose memory is made in `data`.
 using Prepare = std::function<absl::StatusOr<Work>(CallData& data)>;
+
+// What f returns, a Status or StatusOr; RESOURCE_EXHAUSTED where there is no memory for it. Nothing
+// of ours throws but that, and gRPC would answer without a word.
+template <typename Function>
+auto WithoutThrowing(const Function& f) -> decltype(f()) {
+  try {
+    return f();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("out of memory");
+  }
+}
 
 class Call;
 
@@ -118,6 +130,8 @@ class Call {
 
   // Prepares the work, or says why not. Not to be called twice.
   absl::StatusOr<Work> PrepareWork(const Prepare& prepare);
+  // All of a request is here, that began to come when the call did: from now on it waits.
+  void NoteArrival() { arrival_ = std::chrono::steady_clock::now(); }
   // Computes it, and then calls OnComputed. From here on the call may be answered, and deleted, at
   // any moment.
   void Submit(Work work);
@@ -128,6 +142,8 @@ class Call {
 
   // Why a call ends that gRPC calls cancelled: it reports a passed deadline as that too.
   absl::Status WhyCancelled() const;
+  // Why the call is to end, if Stop was called.
+  absl::Status WhyStopped();
   // Records the answer, and returns what gRPC is to be told. Called once, before that.
   [[nodiscard]] grpc::Status RecordAnswer(const absl::Status& status);
 
@@ -138,7 +154,8 @@ class Call {
   Calls& calls_;
   grpc::CallbackServerContext* const context_;
   const Method method_;
-  const std::chrono::steady_clock::time_point arrival_ = std::chrono::steady_clock::now();
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point arrival_ = start_;
   PathLabel path_ = PathLabel::kNone;
   CallData data_;
   int64_t job_number_ = 0;

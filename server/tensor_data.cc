@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "server/codec.h"
-#include "server/wire.h"
 
 namespace attendant::server {
 namespace {
@@ -47,10 +46,9 @@ grpc::Slice SliceOf(const std::shared_ptr<CallMemory>& memory, TensorBuffer buff
 
 int64_t CopiedTensorBytes() { return copied_bytes.load(std::memory_order_relaxed); }
 
-void RequestData::SetMessage(grpc::ByteBuffer& bytes) {
+MessageBytes::MessageBytes(const grpc::ByteBuffer& bytes) {
   // It fails where there is nothing to give alone.
   if (!bytes.Dump(&slices_).ok()) slices_.clear();
-  bytes.Clear();
   begins_.reserve(slices_.size());
   int64_t begin = 0;
   for (const grpc::Slice& slice : slices_) {
@@ -59,62 +57,67 @@ void RequestData::SetMessage(grpc::ByteBuffer& bytes) {
   }
 }
 
+void MessageBytes::Copy(const DataPlace& place, unsigned char* to) const {
+  copied_bytes.fetch_add(place.bytes, std::memory_order_relaxed);
+  if (!place.held.empty()) {
+    std::memcpy(to, place.held.data(), place.held.size());
+    return;
+  }
+  // The slice in which it begins: the last that begins no later.
+  const auto after = std::upper_bound(begins_.begin(), begins_.end(), place.offset);
+  auto slice = static_cast<size_t>(after - begins_.begin() - 1);
+  int64_t within = place.offset - begins_[slice];
+  for (int64_t done = 0; done < place.bytes; ++slice) {
+    const int64_t bytes =
+        std::min(place.bytes - done, static_cast<int64_t>(slices_[slice].size()) - within);
+    std::memcpy(to + done, slices_[slice].begin() + within, static_cast<size_t>(bytes));
+    done += bytes;
+    within = 0;
+  }
+}
+
+void RequestData::SetMessage(grpc::ByteBuffer& bytes) {
+  message_ = MessageBytes(bytes);
+  bytes.Clear();
+}
+
 unsigned char* RequestData::Add(const v1::Tensor& tensor) {
   unsigned char* const to = Allocate(account_, BytesOf(tensor), buffers_.emplace_back(), status_);
   if (!status_.ok()) return to;
   const DataPlace place = PlaceOf(tensor.data());
   if (!place.held.empty()) {
-    std::memcpy(to, place.held.data(), place.held.size());
-    copied_bytes.fetch_add(place.bytes, std::memory_order_relaxed);
+    message_.Copy(place, to);
     return to;
   }
   for (int64_t first = 0; first < place.bytes; first += kCopyTile) {
-    ranges_.push_back({place.offset + first, std::min(kCopyTile, place.bytes - first), to + first});
+    ranges_.push_back(
+        {{std::min(kCopyTile, place.bytes - first), place.offset + first, {}}, to + first});
   }
   return to;
 }
 
 std::optional<core::Stage> RequestData::Copy() {
   int64_t bytes = 0;
-  for (const Range& range : ranges_) bytes += range.bytes;
+  for (const Range& range : ranges_) bytes += range.from.bytes;
   if (bytes <= kCopiedAtOnce) {
-    for (const Range& range : ranges_) CopyRange(range);
-    FreeSlices();
+    for (const Range& range : ranges_) message_.Copy(range.from, range.to);
+    message_ = {};
     return std::nullopt;
   }
   ranges_left_ = static_cast<int64_t>(ranges_.size());
   return core::Stage{"receive", ranges_left_, [this](const core::TileContext& context) {
-                       CopyRange(ranges_[static_cast<size_t>(context.tile)]);
+                       const Range& range = ranges_[static_cast<size_t>(context.tile)];
+                       message_.Copy(range.from, range.to);
                        if (--ranges_left_ == 0) {
-                         FreeSlices();
+                         message_ = {};
                          copied_at_ = std::chrono::steady_clock::now();
                        }
                        return absl::OkStatus();
                      }};
 }
 
-void RequestData::CopyRange(const Range& range) const {
-  // The slice in which it begins: the last that begins no later.
-  auto slice = static_cast<size_t>(std::upper_bound(begins_.begin(), begins_.end(), range.offset) -
-                                   begins_.begin() - 1);
-  int64_t within = range.offset - begins_[slice];
-  for (int64_t done = 0; done < range.bytes; ++slice) {
-    const int64_t bytes =
-        std::min(range.bytes - done, static_cast<int64_t>(slices_[slice].size()) - within);
-    std::memcpy(range.to + done, slices_[slice].begin() + within, static_cast<size_t>(bytes));
-    done += bytes;
-    within = 0;
-  }
-  copied_bytes.fetch_add(range.bytes, std::memory_order_relaxed);
-}
-
-void RequestData::FreeSlices() {
-  slices_ = {};
-  begins_ = {};
-}
-
 void RequestData::Free() {
-  FreeSlices();
+  message_ = {};
   buffers_.clear();
 }
 

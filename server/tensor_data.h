@@ -22,6 +22,7 @@
 #include "core/job.h"
 #include "core/workspace.h"
 #include "server/admission.h"
+#include "server/wire.h"
 
 namespace attendant::server {
 
@@ -42,6 +43,20 @@ using TensorBuffer = core::Buffer<unsigned char>;
 
 // Tensor bytes of requests that this process has copied since its start.
 int64_t CopiedTensorBytes();
+
+// A message's bytes in gRPC's slices. Thread-compatible.
+class MessageBytes {
+ public:
+  MessageBytes() = default;
+  explicit MessageBytes(const grpc::ByteBuffer& bytes);
+
+  // Copies the data, or the part of it that the place is changed to; counted.
+  void Copy(const DataPlace& place, unsigned char* to) const;
+
+ private:
+  std::vector<grpc::Slice> slices_;
+  std::vector<int64_t> begins_;  // of each slice in the message
+};
 
 // A request's tensors. Thread-compatible; what Copy returns runs on many threads.
 class RequestData {
@@ -66,25 +81,21 @@ class RequestData {
   // When that stage was complete; the epoch where there was none.
   std::chrono::steady_clock::time_point copied_at() const { return copied_at_; }
 
-  // Gives the memory back.
+  // The tensors' memory, in the order of Add.
+  const std::vector<TensorBuffer>& buffers() const { return buffers_; }
+  // Gives it back.
   void Free();
 
  private:
-  // Bytes to copy, from where in the message.
   struct Range {
-    int64_t offset;
-    int64_t bytes;
+    DataPlace from;
     unsigned char* to;
   };
-
-  void CopyRange(const Range& range) const;
-  void FreeSlices();
 
   core::Workspace& account_;
   absl::Status status_;
   std::vector<TensorBuffer> buffers_;
-  std::vector<grpc::Slice> slices_;
-  std::vector<int64_t> begins_;  // of each slice in the message
+  MessageBytes message_;
   std::vector<Range> ranges_;
   std::atomic<int64_t> ranges_left_ = 0;
   std::chrono::steady_clock::time_point copied_at_;

@@ -595,16 +595,6 @@ TEST_F(AttentionServiceTest, EstimatedSecondsFollowWhatCallsTookAlone) {
   EXPECT_NEAR(estimated() / (by_rate * std::pow(took / by_rate, 0.25)), 1, 1e-6);
 }
 
-TEST_F(AttentionServiceTest, WhatIsNotServedYetIsUnimplemented) {
-  const auto expect_unimplemented = [&](const grpc::Status& status) {
-    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
-    EXPECT_THAT(status.error_message(), HasSubstr("is not served by version"));
-  };
-  grpc::ClientContext context;
-  SetTestDeadline(context);
-  expect_unimplemented(stub_->AttendStream(&context)->Finish());
-}
-
 // Two keys of the same score: d_value is half of d_output; their values 1 and 3 around the output 2
 // pull the scores apart, and the sink takes weight from both.
 TEST_F(AttentionServiceTest, BackwardAnswersWithGradients) {
