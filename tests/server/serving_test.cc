@@ -214,7 +214,7 @@ TEST(ServingTest, ACancelledOrLateCallFreesItsThreads) {
     SCOPED_TRACE(late ? "late" : "cancelled");
     // Long enough to be computing by then, far shorter than the computation.
     PendingAttend call(serving.stub(), SlowRequest(),
-                       late ? std::chrono::milliseconds(500) : std::chrono::milliseconds(60000));
+                       late ? std::chrono::milliseconds(250) : std::chrono::milliseconds(60000));
     if (!late) {
       ASSERT_TRUE(serving.AwaitJob(call));
       call.Cancel();
