@@ -114,6 +114,12 @@ int64_t RequestBytes(const HeadProblem& h) {
       {Bytes(p, {p.batch, p.queries, h.d_model}), Bytes(p, {h.d_model, columns}), MaskBytes(p)});
 }
 
+int64_t OptionBytes(const Problem& p) {
+  return static_cast<int64_t>(p.key_lengths.size() * sizeof(p.key_lengths[0]) +
+                              p.alibi_slopes.size() * sizeof(p.alibi_slopes[0]) +
+                              p.sinks.size() * sizeof(p.sinks[0]));
+}
+
 int64_t ResponseBytes(const Problem& p) {
   int64_t bytes = Bytes(p, {p.batch, p.heads, p.queries, p.value_width});
   const auto add = [&](bool wanted, int64_t more) {

@@ -55,6 +55,9 @@ int64_t ProductFlops(const HeadProblem& problem);
 int64_t RequestBytes(const Problem& problem);
 int64_t RequestBytes(const HeadProblem& problem);
 
+// Bytes of what a problem has beside its sizes: numbers of a batch or head of its own.
+int64_t OptionBytes(const Problem& problem);
+
 // Bytes of the tensors in a response.
 int64_t ResponseBytes(const Problem& problem);
 int64_t ResponseBytes(const HeadProblem& problem);

@@ -67,12 +67,6 @@ int64_t BytesOf(int64_t doubles) {
   return SaturatingProduct({doubles, static_cast<int64_t>(sizeof(double))});
 }
 
-// What a problem has beside its sizes.
-int64_t OptionBytes(const Problem& p) {
-  return BytesOf(
-      static_cast<int64_t>(p.key_lengths.size() + p.alibi_slopes.size() + p.sinks.size()));
-}
-
 // An upper bound of what one suspect holds, and all of a round.
 int64_t BytesOfSuspect(const Problem& p, bool has_statistics) {
   return SaturatingSum({static_cast<int64_t>(sizeof(Variant)), OptionBytes(p),

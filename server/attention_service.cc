@@ -348,6 +348,9 @@ Need AttentionService::NeedOf(Problem problem) const {
   Need need{.request_bytes = core::RequestBytes(problem),
             .workspace_bytes = WorkspaceOf(problem),
             .response_bytes = core::ResponseBytes(problem)};
+  // The problem is held too, by the call and by its stages: with millions of batches that is much.
+  need.request_bytes =
+      core::SaturatingSum({need.request_bytes, 2 * core::OptionBytes(AttentionIn(problem))});
   if (core::Path& path = AttentionIn(problem).path; path != core::Path::kChunked) {
     path = core::Path::kChunked;
     need.chunked_workspace_bytes = WorkspaceOf(problem);

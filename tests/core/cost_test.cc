@@ -262,6 +262,15 @@ TEST(CostTest, RequestBytesAreThoseOfItsTensors) {
   EXPECT_EQ(RequestBytes(head), 4 * (2 * 3 * 7 + 2 * (7 * 4 * 5) + 2 * (7 * 4 * 6)));
 }
 
+TEST(CostTest, OptionBytesAreThoseOfEachBatchAndHead) {
+  Problem problem = SmallProblem();
+  EXPECT_EQ(OptionBytes(problem), 0);
+  problem.key_lengths = {5, 4};
+  problem.alibi_slopes = {1, 2, 3, 4};
+  problem.sinks = {0, 0, 0, 0};
+  EXPECT_EQ(OptionBytes(problem), 8 * (2 + 4 + 4));
+}
+
 TEST(CostTest, EverythingSaturates) {
   const int64_t huge = int64_t{1} << 40;
   for (const Path path : {Path::kExplicit, Path::kChunked}) {
