@@ -120,6 +120,12 @@ class Client {
           Late();
           break;
         case 2:
+          GoneWhileSending();
+          break;
+        case 3:
+          GoneWhileReceiving();
+          break;
+        case 4:
           OtherMethods();
           break;
         default:
@@ -193,6 +199,68 @@ class Client {
     PendingAttend call(stub_, Request(1), std::chrono::microseconds(100 + Below(2000)));
     const grpc::Status status = call.Await();
     NoteAnswer(status, call.response().output(), 1);
+  }
+
+  static v1::Tensor WithoutData(v1::Tensor tensor) {
+    tensor.clear_data();
+    return tensor;
+  }
+  static v1::AttendStreamRequest HeaderOf(const v1::AttendRequest& request) {
+    v1::AttendStreamRequest message;
+    *message.mutable_header() = request;
+    *message.mutable_header()->mutable_query() = WithoutData(request.query());
+    *message.mutable_header()->mutable_key() = WithoutData(request.key());
+    *message.mutable_header()->mutable_value() = WithoutData(request.value());
+    return message;
+  }
+  static v1::AttendStreamRequest PieceOf(v1::PieceTensor which, const v1::Tensor& tensor) {
+    v1::AttendStreamRequest message;
+    message.mutable_piece()->set_tensor(which);
+    message.mutable_piece()->set_data(tensor.data());
+    return message;
+  }
+
+  void GoneWhileSending() {
+    const v1::AttendRequest request = Request(1);
+    grpc::ClientContext context;
+    SetTestDeadline(context);
+    const auto stream = stub_.AttendStream(&context);
+    bool open = stream->Write(HeaderOf(request));
+    if (Below(2) == 0) {
+      open = open && stream->Write(PieceOf(v1::PIECE_TENSOR_QUERY, request.query()));
+    }
+    if (Below(2) == 0) {
+      open = open && stream->Write(PieceOf(v1::PIECE_TENSOR_KEY, request.key()));
+    }
+    context.TryCancel();
+    Note(stream->Finish());
+  }
+
+  // After the whole request; half of the time it stays to the end.
+  void GoneWhileReceiving() {
+    const auto number = static_cast<float>(1 + Below(1000));
+    const v1::AttendRequest request = Request(number);
+    grpc::ClientContext context;
+    SetTestDeadline(context);
+    const auto stream = stub_.AttendStream(&context);
+    const bool sent = stream->Write(HeaderOf(request)) &&
+                      stream->Write(PieceOf(v1::PIECE_TENSOR_QUERY, request.query())) &&
+                      stream->Write(PieceOf(v1::PIECE_TENSOR_KEY, request.key())) &&
+                      stream->Write(PieceOf(v1::PIECE_TENSOR_VALUE, request.value()));
+    if (sent) stream->WritesDone();
+    const bool stays = Below(2) == 0;
+    v1::Tensor output;
+    v1::AttendStreamResponse part;
+    while (stream->Read(&part)) {
+      if (!stays) context.TryCancel();
+      if (part.has_piece()) output.mutable_data()->append(part.piece().data());
+    }
+    const grpc::Status status = stream->Finish();
+    if (stays) {
+      NoteAnswer(status, output, number);
+    } else {
+      Note(status);
+    }
   }
 
   void OtherMethods() {
