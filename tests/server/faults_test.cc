@@ -309,7 +309,9 @@ TEST_F(FaultsTest, AfterThousandsOfMixedFaultsNothingIsLeft) {
   faults::Arm(faults::Point::kSlowTile, 251);
   std::vector<Client> clients;
   clients.reserve(kClients);
-  for (uint32_t seed = 0; seed < kClients; ++seed) clients.emplace_back(serving_->stub(), seed);
+  for (uint32_t seed = 0; seed < kClients; ++seed) {
+    clients.emplace_back(seed % 2 == 0 ? serving_->stub() : serving_->tcp_stub(), seed);
+  }
   std::vector<std::thread> threads;
   threads.reserve(kClients);
   for (Client& client : clients) {

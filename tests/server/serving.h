@@ -1,5 +1,5 @@
-// What the tests of a service under load share: a service with bounds behind an in-process channel,
-// and calls that are made while others are in hand.
+// What the tests of a service under load share: a service with bounds, and calls that are made
+// while others are in hand.
 #ifndef ATTENDANT_TESTS_SERVER_SERVING_H_
 #define ATTENDANT_TESTS_SERVER_SERVING_H_
 
@@ -150,7 +150,7 @@ class HeldThreads {
   bool released_ = false;
 };
 
-// A service of its own metrics and compute threads. Thread-compatible.
+// A service with its own metrics and compute threads. Thread-compatible.
 class Serving {
  public:
   struct Options {
@@ -163,10 +163,14 @@ class Serving {
     grpc::ServerBuilder builder;
     builder.RegisterService(&service_);
     builder.SetMaxReceiveMessageSize(-1);
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     server_ = builder.BuildAndStart();
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(-1);
     stub_ = v1::Attention::NewStub(server_->InProcessChannel(arguments));
+    tcp_stub_ = v1::Attention::NewStub(grpc::CreateCustomChannel(
+        absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials(), arguments));
   }
   ~Serving() {
     // Whatever a test started is stopped, not waited for.
@@ -178,7 +182,9 @@ class Serving {
   Metrics& metrics() { return metrics_; }
   core::Scheduler& scheduler() { return scheduler_; }
   AttentionService& service() { return service_; }
+  // In process, and over a connection.
   v1::Attention::Stub& stub() { return *stub_; }
+  v1::Attention::Stub& tcp_stub() { return *tcp_stub_; }
 
   // Whether the metrics page has that line.
   bool Shows(const std::string& line) const {
@@ -215,6 +221,7 @@ class Serving {
   AttentionService service_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::Attention::Stub> stub_;
+  std::unique_ptr<v1::Attention::Stub> tcp_stub_;
 };
 
 }  // namespace attendant::server
