@@ -476,22 +476,46 @@ absl::StatusOr<core::GradientTensors<S>> TensorsOf(const core::GradientProblem& 
   return IfThereIsRoom(t, data);
 }
 
-#define INSTANTIATE(S)                                                                            \
-  template absl::StatusOr<core::AttendTensors<S>> TensorsOf(const core::Problem&,                 \
-                                                            const v1::AttendRequest&, CallData&); \
-  template absl::StatusOr<core::HeadTensors<S>> TensorsOf(const core::HeadProblem&,               \
-                                                          const v1::HeadRequest&, CallData&);     \
-  template absl::StatusOr<core::MergeTensors<S>> TensorsOf(const core::MergeProblem&,             \
-                                                           const v1::MergeRequest&, CallData&);   \
-  template absl::StatusOr<core::GradientTensors<S>> TensorsOf(                                    \
-      const core::GradientProblem&, const v1::BackwardRequest&, CallData&, v1::BackwardResponse*);
-
-INSTANTIATE(float)
-INSTANTIATE(double)
-INSTANTIATE(core::Float16)
-INSTANTIATE(core::BFloat16)
-
-#undef INSTANTIATE
+template absl::StatusOr<core::AttendTensors<float>> TensorsOf(const core::Problem&,
+                                                              const v1::AttendRequest&, CallData&);
+template absl::StatusOr<core::HeadTensors<float>> TensorsOf(const core::HeadProblem&,
+                                                            const v1::HeadRequest&, CallData&);
+template absl::StatusOr<core::MergeTensors<float>> TensorsOf(const core::MergeProblem&,
+                                                             const v1::MergeRequest&, CallData&);
+template absl::StatusOr<core::GradientTensors<float>> TensorsOf(const core::GradientProblem&,
+                                                                const v1::BackwardRequest&,
+                                                                CallData&, v1::BackwardResponse*);
+template absl::StatusOr<core::AttendTensors<double>> TensorsOf(const core::Problem&,
+                                                               const v1::AttendRequest&, CallData&);
+template absl::StatusOr<core::HeadTensors<double>> TensorsOf(const core::HeadProblem&,
+                                                             const v1::HeadRequest&, CallData&);
+template absl::StatusOr<core::MergeTensors<double>> TensorsOf(const core::MergeProblem&,
+                                                              const v1::MergeRequest&, CallData&);
+template absl::StatusOr<core::GradientTensors<double>> TensorsOf(const core::GradientProblem&,
+                                                                 const v1::BackwardRequest&,
+                                                                 CallData&, v1::BackwardResponse*);
+template absl::StatusOr<core::AttendTensors<core::Float16>> TensorsOf(const core::Problem&,
+                                                                      const v1::AttendRequest&,
+                                                                      CallData&);
+template absl::StatusOr<core::HeadTensors<core::Float16>> TensorsOf(const core::HeadProblem&,
+                                                                    const v1::HeadRequest&,
+                                                                    CallData&);
+template absl::StatusOr<core::MergeTensors<core::Float16>> TensorsOf(const core::MergeProblem&,
+                                                                     const v1::MergeRequest&,
+                                                                     CallData&);
+template absl::StatusOr<core::GradientTensors<core::Float16>> TensorsOf(
+    const core::GradientProblem&, const v1::BackwardRequest&, CallData&, v1::BackwardResponse*);
+template absl::StatusOr<core::AttendTensors<core::BFloat16>> TensorsOf(const core::Problem&,
+                                                                       const v1::AttendRequest&,
+                                                                       CallData&);
+template absl::StatusOr<core::HeadTensors<core::BFloat16>> TensorsOf(const core::HeadProblem&,
+                                                                     const v1::HeadRequest&,
+                                                                     CallData&);
+template absl::StatusOr<core::MergeTensors<core::BFloat16>> TensorsOf(const core::MergeProblem&,
+                                                                      const v1::MergeRequest&,
+                                                                      CallData&);
+template absl::StatusOr<core::GradientTensors<core::BFloat16>> TensorsOf(
+    const core::GradientProblem&, const v1::BackwardRequest&, CallData&, v1::BackwardResponse*);
 
 v1::Path PathOf(core::Path path) {
   return path == core::Path::kExplicit ? v1::PATH_EXPLICIT : v1::PATH_CHUNKED;
