@@ -5,7 +5,9 @@
 #include <grpcpp/impl/client_unary_call.h>
 #include <grpcpp/server_builder.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
+#include <array>
 #include <cmath>
 #include <future>
 #include <latch>
@@ -280,6 +282,106 @@ TEST_F(AttentionServiceTest, EachTensorByteIsCopiedOnce) {
     EXPECT_EQ(CopiedTensorBytes() - before, 3 * tokens * 32 * 4);
     EXPECT_EQ(ValuesOf<float>(response.output())[0], 0.5f);
     EXPECT_EQ(response.output().data().size(), static_cast<size_t>(tokens) * 32 * 4);
+  }
+}
+
+// What call answers, where new memory holds bytes of `fill`'s complement before it is written.
+template <typename Response, typename Call>
+std::string AnswerOver(int fill, const Call& call) {
+  mallopt(M_PERTURB, fill);
+  Response response;
+  const grpc::Status status = call(&response);
+  mallopt(M_PERTURB, 0);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  response.clear_stats();
+  return response.SerializeAsString();
+}
+
+// Sizes 0 where loops run over nothing, rows that see no key, and plain ones.
+std::vector<v1::AttendRequest> EdgeRequests() {
+  std::vector<v1::AttendRequest> requests;
+  for (const auto& [queries, keys, width, value_width] : {std::array<int64_t, 4>{5, 7, 3, 2},
+                                                          {5, 0, 3, 2},
+                                                          {5, 7, 0, 2},
+                                                          {5, 7, 3, 0},
+                                                          {5, 0, 0, 2},
+                                                          {300, 40, 16, 16}}) {
+    v1::AttendRequest request;
+    const auto fill = [](int64_t tokens, int64_t size, v1::Tensor* tensor) {
+      SetTensor(v1::DATA_TYPE_FLOAT32, {2, 2, tokens, size},
+                std::vector<float>(static_cast<size_t>(4 * tokens * size), 0.5f), tensor);
+    };
+    fill(queries, width, request.mutable_query());
+    fill(keys, width, request.mutable_key());
+    fill(keys, value_width, request.mutable_value());
+    request.mutable_options()->set_causal(v1::CAUSAL_BOTTOM_RIGHT);
+    for (const int64_t length : {int64_t{0}, keys})
+      request.mutable_options()->add_key_lengths(length);
+    request.mutable_options()->set_return_weights(true);
+    request.mutable_options()->set_return_logsumexp(true);
+    request.mutable_options()->set_return_key_sums(true);
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+TEST_F(AttentionServiceTest, EveryByteOfAResponseIsWritten) {
+  for (v1::AttendRequest request : EdgeRequests()) {
+    for (const v1::Path path : {v1::PATH_CHUNKED, v1::PATH_EXPLICIT}) {
+      request.mutable_options()->set_path(path);
+      SCOPED_TRACE(request.options().ShortDebugString());
+      const auto attend = [&](v1::AttendResponse* response) { return Attend(request, response); };
+      EXPECT_EQ(AnswerOver<v1::AttendResponse>(0x11, attend),
+                AnswerOver<v1::AttendResponse>(0xee, attend));
+      v1::BackwardRequest gradient;
+      *gradient.mutable_query() = request.query();
+      *gradient.mutable_key() = request.key();
+      *gradient.mutable_value() = request.value();
+      *gradient.mutable_options() = request.options();
+      v1::AttendResponse forward;
+      ASSERT_TRUE(Attend(request, &forward).ok());
+      *gradient.mutable_d_output() = forward.output();
+      const int64_t keys = request.key().shape(2);
+      SetTensor(v1::DATA_TYPE_FLOAT32, {2, 1, 1, keys},
+                std::vector<float>(static_cast<size_t>(2 * keys), 0.25f),
+                gradient.mutable_options()->mutable_mask());
+      gradient.set_return_d_mask(true);
+      const auto backward = [&](v1::BackwardResponse* response) {
+        grpc::ClientContext context;
+        SetTestDeadline(context);
+        return stub_->Backward(&context, gradient, response);
+      };
+      EXPECT_EQ(AnswerOver<v1::BackwardResponse>(0x11, backward),
+                AnswerOver<v1::BackwardResponse>(0xee, backward));
+    }
+  }
+}
+
+TEST_F(AttentionServiceTest, EveryByteOfAHeadIsWritten) {
+  for (const auto& [tokens, d_model, width, value_width] :
+       {std::array<int64_t, 4>{5, 6, 3, 2}, {5, 0, 3, 2}, {5, 6, 0, 2}, {5, 6, 3, 0}}) {
+    for (const v1::Path path : {v1::PATH_CHUNKED, v1::PATH_EXPLICIT}) {
+      v1::HeadRequest request;
+      const auto fill = [](const std::vector<int64_t>& shape, v1::Tensor* tensor) {
+        SetTensor(v1::DATA_TYPE_FLOAT32, shape,
+                  std::vector<float>(static_cast<size_t>(shape[0] * shape[1]), 0.5f), tensor);
+      };
+      fill({tokens, d_model}, request.mutable_x());
+      fill({d_model, 2 * width}, request.mutable_w_q());
+      fill({d_model, 2 * width}, request.mutable_w_k());
+      fill({d_model, 2 * value_width}, request.mutable_w_v());
+      fill({2 * value_width, d_model}, request.mutable_w_o());
+      request.set_heads(2);
+      request.set_return_intermediates(true);
+      request.mutable_options()->set_path(path);
+      const auto head = [&](v1::HeadResponse* response) {
+        grpc::ClientContext context;
+        SetTestDeadline(context);
+        return stub_->Head(&context, request, response);
+      };
+      EXPECT_EQ(AnswerOver<v1::HeadResponse>(0x11, head), AnswerOver<v1::HeadResponse>(0xee, head))
+          << request.ShortDebugString();
+    }
   }
 }
 
