@@ -111,16 +111,14 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
                                public std::enable_shared_from_this<AttendStreamCall> {
  public:
   AttendStreamCall(Calls& calls, grpc::CallbackServerContext* context, PlanHeader plan,
-                   std::chrono::milliseconds idle_limit)
-      : Call(calls, context, Method::kAttendStream),
-        plan_(std::move(plan)),
-        idle_limit_(idle_limit) {}
+                   const StreamLimits& limits)
+      : Call(calls, context, Method::kAttendStream), plan_(std::move(plan)), limits_(limits) {}
 
   // Called once, before gRPC knows of this call.
   void Start() {
     {
       core::MutexLock lock(mutex_);
-      SetAlarm(idle_limit_);
+      SetAlarm(limits_.idle);
     }
     StartRead(&incoming_);
   }
@@ -143,7 +141,6 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
       End(status);
       return;
     }
-    NoteProgress();
     StartRead(&incoming_);
   }
 
@@ -166,6 +163,7 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
           {kTensors[i].first, kTensors[i].second, room[i].data(), room[i].size(), {}});
     }
     work_ = *std::move(work);
+    NoteProgress();
     return absl::OkStatus();
   }
 
@@ -190,7 +188,10 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
                                                            kLongestPiece, " are a piece"));
     }
     if (absl::Status status = Place(piece, data.bytes, *upload); !status.ok()) return status;
-    if (data.bytes > 0) MessageBytes(incoming_).Copy(data, upload->to + piece.offset());
+    // A piece of nothing is none that keeps a stream from being idle.
+    if (data.bytes == 0) return absl::OkStatus();
+    MessageBytes(incoming_).Copy(data, upload->to + piece.offset());
+    NoteProgress();
     return absl::OkStatus();
   }
 
@@ -277,7 +278,7 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
     if (!more) return absl::OkStatus();
     const ResponseData::Part& part = parts_[part_];
     const int64_t bytes =
-        std::min(kLongestPiece, static_cast<int64_t>(part.bytes.size()) - sent_of_part_);
+        std::min(limits_.piece_bytes, static_cast<int64_t>(part.bytes.size()) - sent_of_part_);
     outgoing_ = PieceMessage(part, sent_of_part_, bytes);
     sent_of_part_ += bytes;
     return absl::OkStatus();
@@ -350,18 +351,18 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
     {
       core::MutexLock lock(mutex_);
       if (phase_ == Phase::kEnded) return;
-      const Clock::duration left = last + idle_limit_ - Clock::now();
+      const Clock::duration left = last + limits_.idle - Clock::now();
       if (phase_ == Phase::kComputing || left > Clock::duration::zero()) {
-        SetAlarm(phase_ == Phase::kComputing ? idle_limit_ : left);
+        SetAlarm(phase_ == Phase::kComputing ? limits_.idle : left);
         return;
       }
     }
     EndEarly(absl::DeadlineExceededError(absl::StrCat(
-        "no message was sent or taken for ", idle_limit_.count(), " ms: the stream is idle")));
+        "no message was sent or taken for ", limits_.idle.count(), " ms: the stream is idle")));
   }
 
   const PlanHeader plan_;
-  const std::chrono::milliseconds idle_limit_;
+  const StreamLimits limits_;
 
   grpc::ByteBuffer incoming_;
   std::optional<Work> work_;
@@ -383,8 +384,8 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ServeAttendStream(
     Calls& calls, grpc::CallbackServerContext* context, PlanHeader plan,
-    std::chrono::milliseconds idle_limit) {
-  const auto call = std::make_shared<AttendStreamCall>(calls, context, std::move(plan), idle_limit);
+    const StreamLimits& limits) {
+  const auto call = std::make_shared<AttendStreamCall>(calls, context, std::move(plan), limits);
   calls.Add(call);
   call->Start();
   return call.get();

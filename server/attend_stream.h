@@ -37,10 +37,15 @@ inline constexpr std::chrono::seconds kStreamIdleLimit{60};
 using PlanHeader =
     std::function<absl::StatusOr<Work>(const v1::AttendRequest& header, CallData& data)>;
 
+struct StreamLimits {
+  std::chrono::milliseconds idle = kStreamIdleLimit;
+  int64_t piece_bytes = kLongestPiece;  // of the answer's: a message may be limited to less
+};
+
 // Serves one call. The reactor is its own, and gRPC's.
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ServeAttendStream(
     Calls& calls, grpc::CallbackServerContext* context, PlanHeader plan,
-    std::chrono::milliseconds idle_limit);
+    const StreamLimits& limits);
 
 }  // namespace attendant::server
 

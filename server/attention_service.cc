@@ -225,7 +225,8 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::A
         if (!reserved.ok()) return reserved;
         return PlanAttend(*problem, header, data);
       },
-      limits_.stream_idle_limit);
+      {limits_.stream_idle_limit,
+       std::min(kLongestPiece, limits_.max_message_bytes - kResponseOverhead)});
 }
 
 absl::StatusOr<Work> AttentionService::PlanAttend(const core::Problem& problem,
