@@ -1,280 +1,419 @@
 #include "client/cpp/client.h"
 
-#include <grpcpp/channel.h>
-#include <grpcpp/client_context.h>
-#include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
-
-#include <chrono>
-#include <limits>
+#include <algorithm>
+#include <initializer_list>
+#include <new>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "attendant/v1/attention.grpc.pb.h"
+#include "client/cpp/async.h"
 #include "client/cpp/call_group.h"
-#include "grpc/health/v1/health.grpc.pb.h"
+#include "client/cpp/calls.h"
+#include "client/cpp/split.h"
+#include "client/cpp/tensor_slice.h"
+#include "client/cpp/wire.h"
+#include "core/checked_math.h"
+#include "grpc/health/v1/health.pb.h"
 
 namespace attendant {
 namespace {
 
-absl::Status ToStatus(const grpc::Status& status) {
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+using google::protobuf::io::CodedInputStream;
+
+// The group that a call ends with: the caller's, or one of its own.
+class GroupOf {
+ public:
+  GroupOf(CallGroup* group, absl::Duration timeout) : group_(group) {
+    if (group == nullptr) group_ = &own_.emplace(timeout);
+  }
+  CallGroup& operator*() { return *group_; }
+
+ private:
+  std::optional<CallGroup> own_;
+  CallGroup* group_;
+};
+
+// A problem of Attend, and where its answer goes.
+struct AttendCall {
+  const TensorRef& query;
+  const TensorRef& key;
+  const TensorRef& value;
+  const v1::AttendOptions& options;
+  const AttendOutputs* outputs = nullptr;
+};
+
+// A tensor of Attend's answer.
+struct Expected {
+  const char* name;
+  v1::PieceTensor piece;
+  bool asked;
+  int64_t bytes;  // as far as the request's shapes say
+  std::optional<absl::Span<char>> into;
+};
+
+v1::DataType WideOf(v1::DataType dtype) {
+  return dtype == v1::DATA_TYPE_FLOAT64 ? v1::DATA_TYPE_FLOAT64 : v1::DATA_TYPE_FLOAT32;
 }
 
-void Fill(const TensorRef& from, v1::Tensor* to) {
-  to->set_dtype(from.dtype());
-  to->mutable_shape()->Add(from.shape().begin(), from.shape().end());
-  to->set_data(from.bytes().data(), from.bytes().size());
+int64_t BytesOf(std::initializer_list<int64_t> sizes, v1::DataType dtype) {
+  int64_t bytes = ElementBytes(dtype);
+  for (const int64_t size : sizes) {
+    bytes = core::SaturatingProduct({bytes, std::max<int64_t>(size, 0)});
+  }
+  return bytes;
 }
 
-void Fill(const HeadInputs& inputs, const v1::AttendOptions& options, v1::HeadRequest* to) {
-  Fill(inputs.x, to->mutable_x());
-  Fill(inputs.w_q, to->mutable_w_q());
-  Fill(inputs.w_k, to->mutable_w_k());
-  Fill(inputs.w_v, to->mutable_w_v());
-  Fill(inputs.w_o, to->mutable_w_o());
-  to->set_heads(inputs.heads);
-  to->set_return_intermediates(inputs.return_intermediates);
-  *to->mutable_options() = options;
+bool HasFourAxes(const AttendCall& call) {
+  return call.query.shape().size() == 4 && call.key.shape().size() == 4 &&
+         call.value.shape().size() == 4;
 }
 
-Tensor Take(v1::Tensor* from) {
-  return {from->dtype(),
-          {from->shape().begin(), from->shape().end()},
-          std::move(*from->mutable_data())};
+// The answer's tensors by their fields, from 1; their bytes 0 where the shapes are none.
+std::vector<Expected> ExpectedOf(const AttendCall& call) {
+  int64_t batch = 0, heads = 0, queries = 0, keys = 0, value_width = 0;
+  if (HasFourAxes(call)) {
+    const bool bthd = call.options.layout() == v1::LAYOUT_BTHD;
+    batch = call.query.shape()[0];
+    heads = call.query.shape()[bthd ? 2 : 1];
+    queries = call.query.shape()[bthd ? 1 : 2];
+    keys = call.key.shape()[bthd ? 1 : 2];
+    value_width = call.value.shape()[3];
+  }
+  const v1::DataType dtype = call.query.dtype();
+  const v1::DataType wide = WideOf(dtype);
+  const auto into = [&](const std::optional<MutableSpan>& span) {
+    return span.has_value() ? std::optional(span->bytes()) : std::nullopt;
+  };
+  const AttendOutputs* const to = call.outputs;
+  const v1::AttendOptions& options = call.options;
+  return {{"output", v1::PIECE_TENSOR_OUTPUT, true,
+           BytesOf({batch, heads, queries, value_width}, dtype),
+           to ? into(to->output) : std::nullopt},
+          {"weights", v1::PIECE_TENSOR_WEIGHTS, options.return_weights(),
+           BytesOf({batch, heads, queries, keys}, dtype), to ? into(to->weights) : std::nullopt},
+          {"logsumexp", v1::PIECE_TENSOR_LOGSUMEXP, options.return_logsumexp(),
+           BytesOf({batch, heads, queries}, wide), to ? into(to->logsumexp) : std::nullopt},
+          {"key_sums", v1::PIECE_TENSOR_KEY_SUMS, options.return_key_sums(),
+           BytesOf({batch, heads, keys}, wide), to ? into(to->key_sums) : std::nullopt}};
 }
 
-// gRPC keeps a message's length in 31 bits and aborts beyond. Checked before anything is copied.
-absl::Status CheckSize(absl::Span<const TensorRef* const> tensors) {
-  // For shapes, options and lengths.
-  constexpr uint64_t kOverhead = 1 << 20;
-  constexpr uint64_t kLargest = std::numeric_limits<int32_t>::max() - kOverhead;
-  uint64_t bytes = 0;
-  for (const TensorRef* const tensor : tensors) bytes += tensor->bytes().size();
-  if (bytes <= kLargest) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the tensors have ", bytes, " bytes, a message can hold ", kLargest));
+// The caller's memory is as large as what will come. Of shapes that are none the server speaks.
+absl::Status CheckMemory(const AttendCall& call, const std::vector<Expected>& expected) {
+  if (!HasFourAxes(call)) return absl::OkStatus();
+  for (const Expected& tensor : expected) {
+    if (!tensor.into.has_value()) continue;
+    if (!tensor.asked) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          tensor.name, ": has memory, but options.return_", tensor.name, " is false"));
+    }
+    if (static_cast<int64_t>(tensor.into->size()) != tensor.bytes) {
+      return absl::InvalidArgumentError(absl::StrCat(tensor.name, ": the memory for it has ",
+                                                     tensor.into->size(), " bytes, it has ",
+                                                     tensor.bytes));
+    }
+  }
+  return absl::OkStatus();
+}
+
+int64_t ResponseBytes(const std::vector<Expected>& expected) {
+  int64_t bytes = kMessageOverhead;
+  for (const Expected& tensor : expected) {
+    if (tensor.asked) bytes = core::SaturatingSum({bytes, tensor.bytes});
+  }
+  return bytes;
+}
+
+OutMessage RequestOf(const AttendCall& call) {
+  OutMessage request;
+  request.AddTensor(1, call.query);
+  request.AddTensor(2, call.key);
+  request.AddTensor(3, call.value);
+  request.AddMessage(4, call.options);
+  return request;
+}
+
+OutMessage RequestOf(const HeadInputs& inputs, const v1::AttendOptions& options) {
+  OutMessage request;
+  request.AddTensor(1, inputs.x);
+  request.AddTensor(2, inputs.w_q);
+  request.AddTensor(3, inputs.w_k);
+  request.AddTensor(4, inputs.w_v);
+  request.AddTensor(5, inputs.w_o);
+  if (inputs.heads != 0) request.AddNumber(6, static_cast<uint64_t>(inputs.heads));
+  request.AddMessage(7, options);
+  if (inputs.return_intermediates) request.AddNumber(8, 1);
+  return request;
+}
+
+OutMessage RequestOf(const BackwardInputs& inputs, const v1::AttendOptions& options) {
+  OutMessage request;
+  request.AddTensor(1, inputs.query);
+  request.AddTensor(2, inputs.key);
+  request.AddTensor(3, inputs.value);
+  request.AddMessage(4, options);
+  request.AddTensor(5, inputs.d_output);
+  if (inputs.return_d_mask) request.AddNumber(6, 1);
+  if (inputs.output) request.AddTensor(7, *inputs.output);
+  if (inputs.logsumexp) request.AddTensor(8, *inputs.logsumexp);
+  return request;
+}
+
+// options: the call's without its mask's data, which stay as long as the stream.
+StreamCall StreamOf(const AttendCall& call, const v1::AttendOptions& options) {
+  const auto bare = [](const TensorRef& tensor) {
+    return TensorRef(tensor.dtype(), tensor.shape(), "");
+  };
+  const TensorRef query = bare(call.query), key = bare(call.key), value = bare(call.value);
+  StreamCall stream;
+  stream.header = RequestOf({query, key, value, options});
+  stream.sent = {{v1::PIECE_TENSOR_QUERY, call.query.bytes()},
+                 {v1::PIECE_TENSOR_KEY, call.key.bytes()},
+                 {v1::PIECE_TENSOR_VALUE, call.value.bytes()},
+                 {v1::PIECE_TENSOR_MASK, call.options.mask().data()}};
+  return stream;
+}
+
+// Reads an answer of tensors, each at its field, and of `others`.
+Calls::Reader ReaderOf(std::vector<TensorSink>* sinks, std::vector<InField> others) {
+  std::vector<InField> fields = std::move(others);
+  for (size_t i = 0; i < sinks->size(); ++i) {
+    fields.push_back({static_cast<int>(i) + 1, &(*sinks)[i]});
+  }
+  return [fields = std::move(fields)](CodedInputStream& input) {
+    return ReadMessage(input, fields);
+  };
+}
+
+// Attend's answer as it is read.
+class AttendAnswer {
+ public:
+  explicit AttendAnswer(const std::vector<Expected>& expected) : expected_(expected) {
+    Tensor* const tensors[] = {&result_.output, &weights_, &logsumexp_, &key_sums_};
+    for (size_t i = 0; i < expected.size(); ++i) sinks_.push_back({tensors[i], expected[i].into});
+  }
+
+  std::vector<InField> fields() {
+    std::vector<InField> fields = {{5, &result_.stats}};
+    for (size_t i = 0; i < sinks_.size(); ++i) {
+      fields.push_back({static_cast<int>(i) + 1, &sinks_[i]});
+    }
+    return fields;
+  }
+  std::vector<PieceSink> pieces() {
+    std::vector<PieceSink> pieces;
+    for (size_t i = 0; i < sinks_.size(); ++i) pieces.push_back({expected_[i].piece, &sinks_[i]});
+    return pieces;
+  }
+
+  absl::StatusOr<AttendResult> Take() {
+    for (const TensorSink& sink : sinks_) {
+      // An answer without a tensor's data leaves the caller's memory as it was.
+      if (sink.into.has_value() && sink.read != sink.into->size()) {
+        return absl::InternalError("the answer has not all bytes of a tensor");
+      }
+    }
+    if (sinks_[1].present) result_.weights = std::move(weights_);
+    if (sinks_[2].present) result_.logsumexp = std::move(logsumexp_);
+    if (sinks_[3].present) result_.key_sums = std::move(key_sums_);
+    return std::move(result_);
+  }
+
+ private:
+  const std::vector<Expected>& expected_;
+  AttendResult result_;
+  Tensor weights_;
+  Tensor logsumexp_;
+  Tensor key_sums_;
+  std::vector<TensorSink> sinks_;
+};
+
+absl::StatusOr<AttendResult> RunAttend(Calls& calls, const AttendCall& call,
+                                       std::optional<int64_t> stream_above, CallGroup& group) {
+  const std::vector<Expected> expected = ExpectedOf(call);
+  if (absl::Status status = CheckMemory(call, expected); !status.ok()) return status;
+  const OutMessage request = RequestOf(call);
+  const int64_t bytes = std::max(static_cast<int64_t>(request.size()), ResponseBytes(expected));
+  const auto limit = calls.MessageLimit(bytes, group);
+  if (!limit.ok()) return limit.status();
+  AttendAnswer answer(expected);
+  absl::Status status;
+  if (bytes > std::min(*limit, stream_above.value_or(*limit))) {
+    const v1::AttendOptions options = WithoutMaskData(call.options);
+    StreamCall stream = StreamOf(call, options);
+    stream.answer = answer.fields();
+    stream.received = answer.pieces();
+    status = calls.Stream(stream, group);
+  } else {
+    status = calls.Unary(
+        kAttend, request,
+        [fields = answer.fields()](CodedInputStream& input) { return ReadMessage(input, fields); },
+        group);
+  }
+  if (!status.ok()) return status;
+  return answer.Take();
 }
 
 }  // namespace
 
-struct Client::Stubs {
-  explicit Stubs(const std::shared_ptr<grpc::Channel>& c)
-      : channel(c),
-        attention(v1::Attention::NewStub(c)),
-        health(grpc::health::v1::Health::NewStub(c)) {}
-
-  // call: (ClientContext*) -> grpc::Status.
-  template <typename Call>
-  absl::Status Run(const ClientOptions& options, const Call& call, CallGroup* group = nullptr) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() +
-                         absl::ToChronoNanoseconds(options.call_timeout));
-    std::optional<CallGroup::Member> member;
-    if (group != nullptr) {
-      context.set_deadline(absl::ToChronoTime(group->deadline()));
-      member.emplace(*group, [&context] { context.TryCancel(); });
-    }
-    return ToStatus(call(&context));
-  }
-
-  std::shared_ptr<grpc::Channel> channel;
-  std::unique_ptr<v1::Attention::Stub> attention;
-  std::unique_ptr<grpc::health::v1::Health::Stub> health;
-};
-
-Client::Client(std::unique_ptr<Stubs> stubs, const ClientOptions& options)
-    : stubs_(std::move(stubs)), options_(options) {}
+Client::Client(std::unique_ptr<Calls> calls, const ClientOptions& options)
+    : calls_(std::move(calls)),
+      options_(options),
+      async_(std::make_unique<AsyncCalls>(std::max(options.async_calls, 1))) {}
 
 Client::~Client() = default;
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& target,
                                                         const ClientOptions& options) {
-  grpc::ChannelArguments arguments;
-  // The server knows its limit and names it; the client's own default of 4 MiB would not.
-  arguments.SetMaxReceiveMessageSize(-1);
-  arguments.SetMaxSendMessageSize(-1);
-  if (options.round_robin) arguments.SetLoadBalancingPolicyName("round_robin");
-  auto channel = grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
-  const auto deadline =
-      std::chrono::system_clock::now() + absl::ToChronoNanoseconds(options.connect_timeout);
-  if (!channel->WaitForConnected(deadline)) {
-    return absl::UnavailableError(absl::StrCat("no server answered at ", target, " within ",
-                                               absl::FormatDuration(options.connect_timeout)));
-  }
-  return std::unique_ptr<Client>(new Client(std::make_unique<Stubs>(std::move(channel)), options));
+  auto calls = Calls::Connect(target, options);
+  if (!calls.ok()) return calls.status();
+  return std::unique_ptr<Client>(new Client(*std::move(calls), options));
 }
 
 absl::StatusOr<AttendResult> Client::Attend(const TensorRef& query, const TensorRef& key,
                                             const TensorRef& value,
                                             const v1::AttendOptions& options, CallGroup* group) {
-  if (absl::Status status = CheckSize({&query, &key, &value}); !status.ok()) return status;
-  v1::AttendRequest request;
-  v1::AttendResponse response;
-  Fill(query, request.mutable_query());
-  Fill(key, request.mutable_key());
-  Fill(value, request.mutable_value());
-  *request.mutable_options() = options;
-  const auto call = [&](grpc::ClientContext* context) {
-    return stubs_->attention->Attend(context, request, &response);
-  };
-  absl::Status status = stubs_->Run(options_, call, group);
-  if (!status.ok()) return status;
-  AttendResult result;
-  result.output = Take(response.mutable_output());
-  if (response.has_weights()) result.weights = Take(response.mutable_weights());
-  if (response.has_logsumexp()) result.logsumexp = Take(response.mutable_logsumexp());
-  if (response.has_key_sums()) result.key_sums = Take(response.mutable_key_sums());
-  result.stats = std::move(*response.mutable_stats());
-  return result;
+  GroupOf ends(group, options_.call_timeout);
+  return RunAttend(*calls_, {query, key, value, options}, options_.stream_above, *ends);
+}
+
+absl::StatusOr<AttendResult> Client::AttendInto(const TensorRef& query, const TensorRef& key,
+                                                const TensorRef& value,
+                                                const v1::AttendOptions& options,
+                                                const AttendOutputs& outputs, CallGroup* group) {
+  GroupOf ends(group, options_.call_timeout);
+  return RunAttend(*calls_, {query, key, value, options, &outputs}, options_.stream_above, *ends);
+}
+
+void Client::AttendAsync(const TensorRef& query, const TensorRef& key, const TensorRef& value,
+                         const v1::AttendOptions& options, AttendCallback done) {
+  async_->Start(options_.call_timeout,
+                [this, query, key, value, options, done = std::move(done)](CallGroup& group) {
+                  done(Attend(query, key, value, options, &group));
+                });
 }
 
 absl::StatusOr<HeadResult> Client::Head(const HeadInputs& inputs,
                                         const v1::AttendOptions& options) {
-  absl::Status fits = CheckSize({&inputs.x, &inputs.w_q, &inputs.w_k, &inputs.w_v, &inputs.w_o});
-  if (!fits.ok()) return fits;
-  v1::HeadRequest request;
-  v1::HeadResponse response;
-  Fill(inputs, options, &request);
-  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
-    return stubs_->attention->Head(context, request, &response);
-  });
-  if (!status.ok()) return status;
-  return HeadResult{Take(response.mutable_output()),  Take(response.mutable_query()),
-                    Take(response.mutable_key()),     Take(response.mutable_value()),
-                    Take(response.mutable_logits()),  Take(response.mutable_weights()),
-                    Take(response.mutable_context()), std::move(*response.mutable_stats())};
+  CallGroup group(options_.call_timeout);
+  const HeadCall call = [&](const HeadInputs& part,
+                            const v1::AttendOptions& part_options) -> absl::StatusOr<HeadResult> {
+    HeadResult result;
+    std::vector<TensorSink> sinks;
+    for (Tensor* const tensor : {&result.output, &result.query, &result.key, &result.value,
+                                 &result.logits, &result.weights, &result.context}) {
+      sinks.push_back({tensor});
+    }
+    absl::Status status = calls_->Unary(kHead, RequestOf(part, part_options),
+                                        ReaderOf(&sinks, {{8, &result.stats}}), group);
+    if (!status.ok()) return status;
+    return result;
+  };
+  const int64_t bytes = LargestMessage(inputs, options);
+  const auto limit = calls_->MessageLimit(bytes, group);
+  if (!limit.ok()) return limit.status();
+  if (bytes > *limit) return HeadInParts(inputs, options, *limit, call);
+  return call(inputs, options);
 }
 
 absl::StatusOr<BackwardResult> Client::Backward(const BackwardInputs& inputs,
                                                 const v1::AttendOptions& options) {
-  v1::BackwardRequest request;
-  std::vector<std::pair<const TensorRef*, v1::Tensor*>> tensors = {
-      {&inputs.query, request.mutable_query()},
-      {&inputs.key, request.mutable_key()},
-      {&inputs.value, request.mutable_value()},
-      {&inputs.d_output, request.mutable_d_output()}};
-  if (inputs.output) tensors.emplace_back(&*inputs.output, request.mutable_output());
-  if (inputs.logsumexp) tensors.emplace_back(&*inputs.logsumexp, request.mutable_logsumexp());
-  std::vector<const TensorRef*> sizes;
-  sizes.reserve(tensors.size());
-  for (const auto& tensor : tensors) sizes.push_back(tensor.first);
-  if (absl::Status status = CheckSize(sizes); !status.ok()) return status;
-  for (const auto& [from, to] : tensors) Fill(*from, to);
-  request.set_return_d_mask(inputs.return_d_mask);
-  *request.mutable_options() = options;
-  v1::BackwardResponse response;
-  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
-    return stubs_->attention->Backward(context, request, &response);
-  });
-  if (!status.ok()) return status;
-  BackwardResult result;
-  result.d_query = Take(response.mutable_d_query());
-  result.d_key = Take(response.mutable_d_key());
-  result.d_value = Take(response.mutable_d_value());
-  if (response.has_d_mask()) result.d_mask = Take(response.mutable_d_mask());
-  result.d_sinks.assign(response.d_sinks().begin(), response.d_sinks().end());
-  result.stats = std::move(*response.mutable_stats());
-  return result;
+  CallGroup group(options_.call_timeout);
+  const BackwardCall call =
+      [&](const BackwardInputs& part,
+          const v1::AttendOptions& part_options) -> absl::StatusOr<BackwardResult> {
+    BackwardResult result;
+    Tensor d_mask;
+    std::vector<TensorSink> sinks;
+    for (Tensor* const tensor : {&result.d_query, &result.d_key, &result.d_value, &d_mask}) {
+      sinks.push_back({tensor});
+    }
+    absl::Status status =
+        calls_->Unary(kBackward, RequestOf(part, part_options),
+                      ReaderOf(&sinks, {{5, &result.stats}, {6, &result.d_sinks}}), group);
+    if (!status.ok()) return status;
+    if (sinks[3].present) result.d_mask = std::move(d_mask);
+    return result;
+  };
+  const int64_t bytes = LargestMessage(inputs, options);
+  const auto limit = calls_->MessageLimit(bytes, group);
+  if (!limit.ok()) return limit.status();
+  if (bytes > *limit) return BackwardInParts(inputs, options, *limit, call);
+  return call(inputs, options);
 }
 
 absl::StatusOr<MergeResult> Client::Merge(absl::Span<const MergePart> parts, CallGroup* group) {
-  std::vector<const TensorRef*> tensors;
+  GroupOf ends(group, options_.call_timeout);
+  OutMessage request;
   for (const MergePart& part : parts) {
-    tensors.insert(tensors.end(), {&part.output, &part.logsumexp});
+    OutMessage message;
+    message.AddTensor(1, part.output);
+    message.AddTensor(2, part.logsumexp);
+    request.AddMessage(1, message);
   }
-  if (absl::Status status = CheckSize(tensors); !status.ok()) return status;
-  v1::MergeRequest request;
-  v1::MergeResponse response;
-  for (const MergePart& part : parts) {
-    v1::MergePart* const to = request.add_parts();
-    Fill(part.output, to->mutable_output());
-    Fill(part.logsumexp, to->mutable_logsumexp());
-  }
-  const auto call = [&](grpc::ClientContext* context) {
-    return stubs_->attention->Merge(context, request, &response);
-  };
-  absl::Status status = stubs_->Run(options_, call, group);
+  MergeResult result;
+  std::vector<TensorSink> sinks = {{&result.output}, {&result.logsumexp}};
+  absl::Status status = calls_->Unary(kMerge, request, ReaderOf(&sinks, {}), *ends);
   if (!status.ok()) return status;
-  return MergeResult{Take(response.mutable_output()), Take(response.mutable_logsumexp())};
+  return result;
 }
 
 absl::StatusOr<v1::CheckResponse> Client::Check(const TensorRef& query, const TensorRef& key,
                                                 const TensorRef& value, const TensorRef& candidate,
                                                 const v1::AttendOptions& options) {
-  absl::Status fits = CheckSize({&query, &key, &value, &candidate});
-  if (!fits.ok()) return fits;
-  v1::CheckRequest request;
-  Fill(query, request.mutable_query());
-  Fill(key, request.mutable_key());
-  Fill(value, request.mutable_value());
-  Fill(candidate, request.mutable_candidate());
-  *request.mutable_options() = options;
-  return Check(request);
+  CallGroup group(options_.call_timeout);
+  OutMessage request = RequestOf({query, key, value, options});
+  request.AddTensor(5, candidate);
+  v1::CheckResponse response;
+  absl::Status status = calls_->Unary(kCheck, request, &response, group);
+  if (!status.ok()) return status;
+  return response;
 }
 
 absl::StatusOr<v1::CheckResponse> Client::CheckHead(const HeadInputs& inputs,
                                                     const HeadCandidate& candidate,
                                                     const v1::AttendOptions& options) {
-  std::vector<const TensorRef*> tensors = {&inputs.x, &inputs.w_q, &inputs.w_k, &inputs.w_v,
-                                           &inputs.w_o};
-  v1::CheckRequest request;
-  v1::HeadResponse* const to = request.mutable_head_candidate();
-  using Mutable = v1::Tensor* (v1::HeadResponse::*)();
-  const std::pair<const std::optional<TensorRef>*, Mutable> sent[] = {
-      {&candidate.output, &v1::HeadResponse::mutable_output},
-      {&candidate.query, &v1::HeadResponse::mutable_query},
-      {&candidate.key, &v1::HeadResponse::mutable_key},
-      {&candidate.value, &v1::HeadResponse::mutable_value},
-      {&candidate.logits, &v1::HeadResponse::mutable_logits},
-      {&candidate.weights, &v1::HeadResponse::mutable_weights},
-      {&candidate.context, &v1::HeadResponse::mutable_context}};
-  for (const auto& [tensor, field] : sent) {
-    if (tensor->has_value()) tensors.push_back(&**tensor);
+  CallGroup group(options_.call_timeout);
+  OutMessage mine;
+  const std::optional<TensorRef>* const tensors[] = {
+      &candidate.output, &candidate.query,   &candidate.key,    &candidate.value,
+      &candidate.logits, &candidate.weights, &candidate.context};
+  for (size_t i = 0; i < std::size(tensors); ++i) {
+    if (tensors[i]->has_value()) mine.AddTensor(static_cast<int>(i) + 1, **tensors[i]);
   }
-  if (absl::Status status = CheckSize(tensors); !status.ok()) return status;
-  for (const auto& [tensor, field] : sent) {
-    if (tensor->has_value()) Fill(**tensor, (to->*field)());
-  }
-  Fill(inputs, options, request.mutable_head());
-  return Check(request);
-}
-
-absl::StatusOr<v1::CheckResponse> Client::Check(const v1::CheckRequest& request) {
+  OutMessage request;
+  request.AddMessage(6, RequestOf(inputs, options));
+  request.AddMessage(7, mine);
   v1::CheckResponse response;
-  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
-    return stubs_->attention->Check(context, request, &response);
-  });
+  absl::Status status = calls_->Unary(kCheck, request, &response, group);
   if (!status.ok()) return status;
   return response;
 }
 
 absl::StatusOr<v1::EstimateResponse> Client::Estimate(const v1::EstimateRequest& request) {
+  CallGroup group(options_.call_timeout);
+  OutMessage message;
+  message.Append(request);
   v1::EstimateResponse response;
-  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
-    return stubs_->attention->Estimate(context, request, &response);
-  });
+  absl::Status status = calls_->Unary(kEstimate, message, &response, group);
   if (!status.ok()) return status;
   return response;
 }
 
 absl::StatusOr<v1::InfoResponse> Client::Info() {
+  CallGroup group(options_.call_timeout);
   v1::InfoResponse response;
-  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
-    return stubs_->attention->Info(context, {}, &response);
-  });
+  absl::Status status = calls_->Unary(kInfo, OutMessage(), &response, group);
   if (!status.ok()) return status;
   return response;
 }
 
 absl::Status Client::CheckHealth(const std::string& service) {
-  grpc::health::v1::HealthCheckRequest request;
+  CallGroup group(options_.call_timeout);
   grpc::health::v1::HealthCheckResponse response;
-  request.set_service(service);
-  absl::Status status = stubs_->Run(options_, [&](grpc::ClientContext* context) {
-    return stubs_->health->Check(context, request, &response);
-  });
+  OutMessage request;
+  if (!service.empty()) request.AddBytes(1, service);
+  absl::Status status = calls_->Unary(kHealth, request, &response, group);
   if (absl::IsNotFound(status)) {
     return absl::NotFoundError(absl::StrCat("the server has no service '", service, "'"));
   }

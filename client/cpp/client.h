@@ -11,6 +11,7 @@
 #define ATTENDANT_CLIENT_CPP_CLIENT_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -158,17 +159,79 @@ struct MergeResult {
 
 class CallGroup;
 
+// How calls are made again that failed because a server was gone, or was full and said when to come
+// again. docs/client.md says what is and what is not.
+struct RetryOptions {
+  // Of one call, the first included. 1: none is made again.
+  int max_attempts = 6;
+  // Before the second attempt, where the server does not say; twice as long before each one after.
+  absl::Duration initial_backoff = absl::Milliseconds(100);
+  absl::Duration max_backoff = absl::Seconds(5);
+};
+
 struct ClientOptions {
   // How long Connect waits for the server.
   absl::Duration connect_timeout = absl::Seconds(5);
-  // How long a call may take: afterwards it is stopped on the server too.
+  // How long a call may take, its retries included: afterwards it is stopped on the server too.
   absl::Duration call_timeout = absl::Minutes(1);
   // Whether calls go in turn to all addresses that the target stands for, not to the first that
   // answers.
   bool round_robin = false;
+  // Connections at most. A call takes the one with the fewest calls, so that calls one after the
+  // other share one; a further one is opened when calls overlap. At least 1.
+  int connections = 4;
+  RetryOptions retry = {};
+  // Attend goes by AttendStream where its request or response has more bytes than this. Nothing:
+  // where the server's message limit asks for it.
+  std::optional<int64_t> stream_above = std::nullopt;
+  // How long a connection with calls may be silent before the server is asked for a sign of life,
+  // and how long that may take before the connection is given up. It bounds, too, how far a call
+  // can overrun its deadline while the kernel takes none of its bytes. Servers refuse to be asked
+  // more often than every 10 s.
+  absl::Duration keepalive_time = absl::Seconds(12);
+  absl::Duration keepalive_timeout = absl::Seconds(6);
+  // Calls of AttendAsync at one time; more wait their turn. Each takes a waiting thread.
+  int async_calls = 64;
 };
 
-// Thread-safe: calls may be made from several threads at once. They share one connection.
+// Memory of the caller's that an answer's elements are written to: as many bytes as they have.
+class MutableSpan {
+ public:
+  template <typename T>
+  MutableSpan(absl::Span<T> values)  // NOLINT(google-explicit-constructor): as TensorRef's
+      : bytes_(reinterpret_cast<char*>(values.data()), values.size() * sizeof(T)) {}
+  template <typename T>
+  MutableSpan(std::vector<T>& values)  // NOLINT(google-explicit-constructor)
+      : MutableSpan(absl::MakeSpan(values)) {}
+
+  absl::Span<char> bytes() const { return bytes_; }
+
+ private:
+  absl::Span<char> bytes_;
+};
+
+// Where AttendInto writes. What has no memory here comes as a tensor of its own.
+struct AttendOutputs {
+  MutableSpan output;
+  std::optional<MutableSpan> weights = std::nullopt;
+  std::optional<MutableSpan> logsumexp = std::nullopt;
+  std::optional<MutableSpan> key_sums = std::nullopt;
+};
+
+// Called once, on a thread of the client's.
+using AttendCallback = std::function<void(absl::StatusOr<AttendResult>)>;
+
+class Calls;
+class AsyncCalls;
+
+// Thread-safe: calls may be made from several threads at once. Tensors are sent from the caller's
+// memory, and must not change during a call.
+//
+// Every call ends by its deadline, call_timeout. Calls that failed because a server was gone or full
+// are made again (RetryOptions). A message that is larger than the server takes is never sent:
+// Attend then goes in pieces, Head and Backward in parts, other calls return RESOURCE_EXHAUSTED.
+// A server's error keeps its code and message, and its google.rpc details are the status's payloads
+// under their type's URL ("type.googleapis.com/google.rpc.BadRequest").
 class Client {
  public:
   // target: "host:port", or any gRPC name. Returns UNAVAILABLE where no server answers in time.
@@ -180,17 +243,30 @@ class Client {
 
   // softmax(scale * query key^T) value. query (B, H, Tq, D), key (B, Hkv, Tk, D), value
   // (B, Hkv, Tk, Dv), or with heads and tokens exchanged by options.layout.
-  // Returns the server's status: INVALID_ARGUMENT names the field that is wrong. RESOURCE_EXHAUSTED
-  // where the tensors do not fit a message.
+  // Returns the server's status: INVALID_ARGUMENT names the field that is wrong.
   // group: the calls that it ends with, by its deadline in place of call_timeout.
   absl::StatusOr<AttendResult> Attend(const TensorRef& query, const TensorRef& key,
                                       const TensorRef& value, const v1::AttendOptions& options = {},
                                       CallGroup* group = nullptr);
 
-  // A whole attention layer.
+  // As Attend, its tensors written to the caller's memory without another copy: the result's have
+  // no bytes then. After an error what that memory holds is not said. Returns INVALID_ARGUMENT
+  // where it is not as large as the tensor.
+  absl::StatusOr<AttendResult> AttendInto(const TensorRef& query, const TensorRef& key,
+                                          const TensorRef& value, const v1::AttendOptions& options,
+                                          const AttendOutputs& outputs, CallGroup* group = nullptr);
+
+  // As Attend, at once: `done` has the result. The tensors must stay until then. The client's end
+  // cancels what is not done, and waits for it.
+  void AttendAsync(const TensorRef& query, const TensorRef& key, const TensorRef& value,
+                   const v1::AttendOptions& options, AttendCallback done);
+
+  // A whole attention layer. Above the server's message limit it is computed batch by batch; one
+  // batch that is still too large gets RESOURCE_EXHAUSTED.
   absl::StatusOr<HeadResult> Head(const HeadInputs& inputs, const v1::AttendOptions& options = {});
 
-  // The gradient of a scalar loss through Attend.
+  // The gradient of a scalar loss through Attend. Above the server's message limit it is computed
+  // by batches and key heads; one of both that is still too large gets RESOURCE_EXHAUSTED.
   absl::StatusOr<BackwardResult> Backward(const BackwardInputs& inputs,
                                           const v1::AttendOptions& options = {});
 
@@ -221,12 +297,12 @@ class Client {
   absl::Status CheckHealth(const std::string& service = "");
 
  private:
-  struct Stubs;
-  absl::StatusOr<v1::CheckResponse> Check(const v1::CheckRequest& request);
-  Client(std::unique_ptr<Stubs> stubs, const ClientOptions& options);
+  Client(std::unique_ptr<Calls> calls, const ClientOptions& options);
 
-  const std::unique_ptr<Stubs> stubs_;
+  const std::unique_ptr<Calls> calls_;
   const ClientOptions options_;
+  // Last, since its end waits for calls.
+  const std::unique_ptr<AsyncCalls> async_;
 };
 
 }  // namespace attendant

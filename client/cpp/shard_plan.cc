@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
+#include "client/cpp/status.h"
 #include "core/checked_math.h"
 
 namespace attendant {
@@ -49,14 +51,6 @@ bool CanBeCounted(absl::Span<const int64_t> sizes) {
   return bytes <= kMostBytes;
 }
 
-// Whether the tensor's bytes are those of its shape.
-bool HasItsBytes(const TensorRef& tensor) {
-  if (ElementBytes(tensor.dtype()) == 0 || !CanBeCounted(tensor.shape())) return false;
-  const int64_t bytes =
-      ProductOf(tensor.shape(), 0, tensor.shape().size()) * ElementBytes(tensor.dtype());
-  return bytes == static_cast<int64_t>(tensor.bytes().size());
-}
-
 TensorRef RefOf(const v1::Tensor& tensor) {
   return {tensor.dtype(), {tensor.shape().begin(), tensor.shape().end()}, tensor.data()};
 }
@@ -77,7 +71,7 @@ bool MaskFits(const ShardSizes& sizes, const v1::AttendOptions& options) {
 }
 
 // Options that the parts do not carry to a server as they are, which would refuse these values.
-bool OptionsFit(const ShardSizes& sizes, const v1::AttendOptions& options) {
+bool NumbersFit(const ShardSizes& sizes, const v1::AttendOptions& options) {
   const auto per_head = [&](const google::protobuf::RepeatedField<double>& values, bool infinite) {
     if (!values.empty() && values.size() != sizes.heads) return false;
     return std::all_of(values.begin(), values.end(), [&](double value) {
@@ -223,7 +217,25 @@ std::vector<KeyBlock> BlocksOfBatch(const ShardSizes& sizes, const v1::AttendOpt
   return blocks;
 }
 
+template <typename T>
+void Keep(Range range, google::protobuf::RepeatedField<T>* values) {
+  if (values->empty()) return;
+  const google::protobuf::RepeatedField<T> all = *values;
+  values->Assign(all.begin() + range.begin, all.begin() + range.end);
+}
+
 }  // namespace
+
+bool HasItsBytes(const TensorRef& tensor) {
+  if (ElementBytes(tensor.dtype()) == 0 || !CanBeCounted(tensor.shape())) return false;
+  const int64_t bytes =
+      ProductOf(tensor.shape(), 0, tensor.shape().size()) * ElementBytes(tensor.dtype());
+  return bytes == static_cast<int64_t>(tensor.bytes().size());
+}
+
+bool OptionsFit(const ShardSizes& sizes, const v1::AttendOptions& options) {
+  return NumbersFit(sizes, options) && MaskFits(sizes, options);
+}
 
 std::optional<ShardSizes> SizesOf(const TensorRef& query, const TensorRef& key,
                                   const TensorRef& value, const v1::AttendOptions& options) {
@@ -251,7 +263,7 @@ std::optional<ShardSizes> SizesOf(const TensorRef& query, const TensorRef& key,
                     // What empty tensors ask for may be of any size.
                     CanBeCounted({sizes.batch, sizes.heads, sizes.queries, sizes.value_width}) &&
                     CanBeCounted({sizes.batch, sizes.heads, sizes.queries, sizes.keys}) &&
-                    OptionsFit(sizes, options) && MaskFits(sizes, options);
+                    OptionsFit(sizes, options);
   if (!fits) return std::nullopt;
   return sizes;
 }
@@ -261,6 +273,70 @@ TensorRef MaskOf(const v1::AttendOptions& options) {
   std::vector<int64_t> shape = mask.shape();
   shape.insert(shape.begin(), 4 - shape.size(), 1);
   return {mask.dtype(), std::move(shape), mask.bytes()};
+}
+
+void SetMask(const TensorRef& mask, v1::AttendOptions* options) {
+  v1::Tensor& to = *options->mutable_mask();
+  to.set_dtype(mask.dtype());
+  to.mutable_shape()->Assign(mask.shape().begin(), mask.shape().end());
+  to.set_data(mask.bytes().data(), mask.bytes().size());
+}
+
+void CutMask(size_t axis, Range range, std::optional<TensorSlice>* mask) {
+  if (!mask->has_value() || (*mask)->ref.shape()[axis] == 1) return;
+  *mask = SliceOf(**mask, axis, range);
+}
+
+void KeepBatch(Range batch, v1::AttendOptions* options) {
+  Keep(batch, options->mutable_key_lengths());
+}
+
+void KeepHeads(Range heads, v1::AttendOptions* options) {
+  Keep(heads, options->mutable_alibi_slopes());
+  Keep(heads, options->mutable_sinks());
+}
+
+std::vector<int64_t> OutputShape(const ShardSizes& sizes, int64_t batch, int64_t queries) {
+  std::vector<int64_t> shape(4);
+  shape[0] = batch;
+  shape[sizes.heads_axis] = sizes.heads;
+  shape[sizes.tokens_axis] = queries;
+  shape[3] = sizes.value_width;
+  return shape;
+}
+
+absl::Status CheckAnswer(const char* name, const Tensor& tensor, v1::DataType dtype,
+                         const std::vector<int64_t>& shape) {
+  const auto bytes = static_cast<size_t>(ProductOf(shape, 0, shape.size()) * ElementBytes(dtype));
+  if (tensor.dtype == dtype && tensor.shape == shape && tensor.bytes.size() == bytes) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(absl::StrCat("the answer's ", name, " is ", tensor.bytes.size(),
+                                          " bytes of (", absl::StrJoin(tensor.shape, ", "),
+                                          "), must be ", bytes, " of (", absl::StrJoin(shape, ", "),
+                                          ")"));
+}
+
+absl::Status Labelled(const std::string& label, const absl::Status& status) {
+  return Reworded(status, absl::StrCat(label, ": ", status.message()));
+}
+
+void AddStats(const v1::Stats& from, bool at_once, v1::Stats* to) {
+  if (to->path() == v1::PATH_UNSPECIFIED) {
+    *to = from;
+    return;
+  }
+  to->set_flops(core::SaturatingSum({to->flops(), from.flops()}));
+  const auto both = [at_once](double a, double b) { return at_once ? std::max(a, b) : a + b; };
+  to->set_compute_seconds(both(to->compute_seconds(), from.compute_seconds()));
+  to->set_queue_seconds(both(to->queue_seconds(), from.queue_seconds()));
+  if (at_once) {
+    to->set_threads(core::SaturatingSum({to->threads(), from.threads()}));
+    to->set_peak_workspace_bytes(
+        core::SaturatingSum({to->peak_workspace_bytes(), from.peak_workspace_bytes()}));
+  } else {
+    to->set_peak_workspace_bytes(std::max(to->peak_workspace_bytes(), from.peak_workspace_bytes()));
+  }
 }
 
 std::vector<Range> SplitEvenly(int64_t size, int64_t parts) {

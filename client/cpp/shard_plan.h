@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -49,9 +50,39 @@ struct ShardSizes {
 std::optional<ShardSizes> SizesOf(const TensorRef& query, const TensorRef& key,
                                   const TensorRef& value, const v1::AttendOptions& options);
 
+// Whether the tensor's bytes are those of its shape.
+bool HasItsBytes(const TensorRef& tensor);
+
+// Whether the options are ones that a server takes for these sizes.
+bool OptionsFit(const ShardSizes& sizes, const v1::AttendOptions& options);
+
 // The mask with four axes.
 // REQUIRES: options.has_mask(), and SizesOf returned something.
 TensorRef MaskOf(const v1::AttendOptions& options);
+
+// Makes it the options' mask.
+void SetMask(const TensorRef& mask, v1::AttendOptions* options);
+
+// Takes a range of axis `axis` of (B, H, Tq, Tk). What is broadcast along it stays whole.
+void CutMask(size_t axis, Range range, std::optional<TensorSlice>* mask);
+
+// Options that are one a batch, or one a query head, as far as the range has them.
+void KeepBatch(Range batch, v1::AttendOptions* options);
+void KeepHeads(Range heads, v1::AttendOptions* options);
+
+// (batch, heads, queries, value width) in the layout.
+std::vector<int64_t> OutputShape(const ShardSizes& sizes, int64_t batch, int64_t queries);
+
+// Parts are put together by the shapes that were asked for: INTERNAL where an answer's tensor has
+// another.
+absl::Status CheckAnswer(const char* name, const Tensor& tensor, v1::DataType dtype,
+                         const std::vector<int64_t>& shape);
+
+// The status with "label: " before its message.
+absl::Status Labelled(const std::string& label, const absl::Status& status);
+
+// Adds a part's: computed at once on another server, or one after the other.
+void AddStats(const v1::Stats& from, bool at_once, v1::Stats* to);
 
 // `size` in at most `parts` ranges of nearly the same length, in order, none empty.
 std::vector<Range> SplitEvenly(int64_t size, int64_t parts);

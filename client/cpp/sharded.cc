@@ -30,25 +30,12 @@ struct Parts {
   v1::AttendOptions options;
 };
 
-// axis: of (B, H, Tq, Tk). What is broadcast along it stays whole.
-void CutMask(size_t axis, Range range, Parts* parts) {
-  if (!parts->mask.has_value() || parts->mask->ref.shape()[axis] == 1) return;
-  parts->mask = SliceOf(*parts->mask, axis, range);
-}
-
-template <typename T>
-void Keep(Range range, google::protobuf::RepeatedField<T>* values) {
-  if (values->empty()) return;
-  const google::protobuf::RepeatedField<T> all = *values;
-  values->Assign(all.begin() + range.begin, all.begin() + range.end);
-}
-
 void CutBatch(Range range, Parts* parts) {
   for (TensorSlice* const tensor : {&parts->query, &parts->key, &parts->value}) {
     *tensor = SliceOf(*tensor, 0, range);
   }
-  CutMask(0, range, parts);
-  Keep(range, parts->options.mutable_key_lengths());
+  CutMask(0, range, &parts->mask);
+  KeepBatch(range, &parts->options);
 }
 
 // range: of key heads.
@@ -58,9 +45,8 @@ void CutHeads(const ShardSizes& sizes, Range range, Parts* parts) {
   parts->query = SliceOf(parts->query, sizes.heads_axis, heads);
   parts->key = SliceOf(parts->key, sizes.heads_axis, range);
   parts->value = SliceOf(parts->value, sizes.heads_axis, range);
-  CutMask(1, heads, parts);
-  Keep(heads, parts->options.mutable_alibi_slopes());
-  Keep(heads, parts->options.mutable_sinks());
+  CutMask(1, heads, &parts->mask);
+  KeepHeads(heads, &parts->options);
 }
 
 // ALiBi of a block whose queries are all on one side of its keys, as far as it depends on the key:
@@ -91,8 +77,8 @@ Parts CutKeys(const ShardSizes& sizes, const KeyBlock& block, Parts parts) {
   parts.query = SliceOf(parts.query, sizes.tokens_axis, block.queries);
   parts.key = SliceOf(parts.key, sizes.tokens_axis, block.keys);
   parts.value = SliceOf(parts.value, sizes.tokens_axis, block.keys);
-  CutMask(2, block.queries, &parts);
-  CutMask(3, block.keys, &parts);
+  CutMask(2, block.queries, &parts.mask);
+  CutMask(3, block.keys, &parts.mask);
   v1::AttendOptions& options = parts.options;
   options.set_return_logsumexp(true);
   options.clear_sinks();
@@ -148,15 +134,6 @@ Tensor FilledWith(v1::DataType dtype, std::vector<int64_t> shape, T number) {
   return tensor;
 }
 
-std::vector<int64_t> OutputShape(const ShardSizes& sizes, int64_t batch, int64_t queries) {
-  std::vector<int64_t> shape(4);
-  shape[0] = batch;
-  shape[sizes.heads_axis] = sizes.heads;
-  shape[sizes.tokens_axis] = queries;
-  shape[3] = sizes.value_width;
-  return shape;
-}
-
 KeyPart EmptyPart(const ShardSizes& sizes) {
   const std::vector<int64_t> rows = {sizes.batch, sizes.heads, sizes.queries};
   constexpr double kEmpty = -std::numeric_limits<double>::infinity();
@@ -201,23 +178,6 @@ Tensor SwapLastAxes(const Tensor& from) {
     }
   }
   return to;
-}
-
-absl::Status Labelled(const std::string& label, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(label, ": ", status.message()));
-}
-
-// Parts are put together by the shapes that were asked for: a server's answer must have them.
-absl::Status CheckAnswer(const char* name, const Tensor& tensor, v1::DataType dtype,
-                         const std::vector<int64_t>& shape) {
-  const auto bytes = static_cast<size_t>(ProductOf(shape, 0, shape.size()) * ElementBytes(dtype));
-  if (tensor.dtype == dtype && tensor.shape == shape && tensor.bytes.size() == bytes) {
-    return absl::OkStatus();
-  }
-  return absl::InternalError(absl::StrCat("the answer's ", name, " is ", tensor.bytes.size(),
-                                          " bytes of (", absl::StrJoin(tensor.shape, ", "),
-                                          "), must be ", bytes, " of (", absl::StrJoin(shape, ", "),
-                                          ")"));
 }
 
 // An answer whose optional tensors are there where they were asked for, all of the right shape.
@@ -270,25 +230,6 @@ absl::Status RunAll(size_t count, CallGroup& group,
   return first;
 }
 
-// One server after another, or the same one twice.
-void AddStats(const v1::Stats& from, bool at_once, v1::Stats* to) {
-  if (to->path() == v1::PATH_UNSPECIFIED) {
-    *to = from;
-    return;
-  }
-  to->set_flops(core::SaturatingSum({to->flops(), from.flops()}));
-  const auto both = [at_once](double a, double b) { return at_once ? std::max(a, b) : a + b; };
-  to->set_compute_seconds(both(to->compute_seconds(), from.compute_seconds()));
-  to->set_queue_seconds(both(to->queue_seconds(), from.queue_seconds()));
-  if (at_once) {
-    to->set_threads(core::SaturatingSum({to->threads(), from.threads()}));
-    to->set_peak_workspace_bytes(
-        core::SaturatingSum({to->peak_workspace_bytes(), from.peak_workspace_bytes()}));
-  } else {
-    to->set_peak_workspace_bytes(std::max(to->peak_workspace_bytes(), from.peak_workspace_bytes()));
-  }
-}
-
 }  // namespace
 
 struct ShardedClient::Server {
@@ -303,10 +244,7 @@ absl::StatusOr<AttendResult> Call(Client& client, const Parts& parts, CallGroup&
     return client.Attend(parts.query.ref, parts.key.ref, parts.value.ref, parts.options, &group);
   }
   v1::AttendOptions options = parts.options;
-  const TensorRef& mask = parts.mask->ref;
-  options.mutable_mask()->set_dtype(mask.dtype());
-  options.mutable_mask()->mutable_shape()->Assign(mask.shape().begin(), mask.shape().end());
-  options.mutable_mask()->set_data(mask.bytes().data(), mask.bytes().size());
+  SetMask(parts.mask->ref, &options);
   return client.Attend(parts.query.ref, parts.key.ref, parts.value.ref, options, &group);
 }
 

@@ -567,7 +567,7 @@ TEST(ShardedFailureTest, ADeadServerIsNamed) {
     servers.push_back(server::Server::Start(server::LoopbackConfig()).value());
     addresses.push_back(servers.back()->address());
   }
-  const auto client = ShardedClient::Connect(addresses);
+  const auto client = ShardedClient::Connect(addresses, {.retry = {.max_attempts = 1}});
   ASSERT_TRUE(client.ok()) << client.status();
   const Request<float> request(kGrouped, {}, 1);
   servers[1].reset();
@@ -592,7 +592,8 @@ TEST(ShardedFailureTest, TheFirstErrorStopsTheOthers) {
     servers.push_back(server::Server::Start(server::LoopbackConfig()).value());
     addresses.push_back(servers.back()->address());
   }
-  const auto client = ShardedClient::Connect(addresses, {.call_timeout = absl::Minutes(10)});
+  const auto client = ShardedClient::Connect(
+      addresses, {.call_timeout = absl::Minutes(10), .retry = {.max_attempts = 1}});
   ASSERT_TRUE(client.ok()) << client.status();
   servers[1].reset();
   const v1::AttendRequest request = server::LongRequest();

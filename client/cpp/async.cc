@@ -1,0 +1,65 @@
+#include "client/cpp/async.h"
+
+#include <system_error>
+#include <utility>
+
+namespace attendant {
+
+AsyncCalls::~AsyncCalls() {
+  std::vector<std::thread> threads;
+  {
+    core::MutexLock lock(mutex_);
+    ended_ = true;
+    for (const Task& task : waiting_) task.group->Cancel();
+    for (const auto& group : running_) group->Cancel();
+    added_.NotifyAll();
+    threads.swap(threads_);
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+bool AsyncCalls::HasThread() {
+  if (idle_ >= waiting_.size() || threads_.size() >= most_) return true;
+  try {
+    threads_.emplace_back([this] { Work(); });
+  } catch (const std::system_error&) {
+    return !threads_.empty();
+  }
+  return true;
+}
+
+void AsyncCalls::Start(absl::Duration timeout, Call call) {
+  Task task{std::make_shared<CallGroup>(timeout), std::move(call)};
+  {
+    core::MutexLock lock(mutex_);
+    waiting_.push_back(task);
+    if (HasThread()) {
+      added_.NotifyOne();
+      return;
+    }
+    waiting_.pop_back();
+  }
+  task.call(*task.group);
+}
+
+void AsyncCalls::Work() {
+  core::MutexLock lock(mutex_);
+  while (true) {
+    while (waiting_.empty() && !ended_) {
+      ++idle_;
+      added_.Wait(mutex_);
+      --idle_;
+    }
+    if (waiting_.empty()) return;
+    Task task = std::move(waiting_.front());
+    waiting_.pop_front();
+    running_.insert(task.group);
+    mutex_.Unlock();
+    task.call(*task.group);
+    task.call = nullptr;
+    mutex_.Lock();
+    running_.erase(task.group);
+  }
+}
+
+}  // namespace attendant
