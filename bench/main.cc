@@ -27,7 +27,7 @@ constexpr char kDescription[] =
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 
-const Mode* const kModes[] = {&kKernelMode, &kTilesMode, &kRpcMode};
+const Mode* const kModes[] = {&kKernelMode, &kTilesMode, &kRpcMode, &kWireMode};
 
 struct Arguments {
   const Mode* mode = &kKernelMode;

@@ -31,6 +31,7 @@ struct Mode {
 extern const Mode kKernelMode;
 extern const Mode kTilesMode;
 extern const Mode kRpcMode;
+extern const Mode kWireMode;
 
 }  // namespace attendant::bench
 

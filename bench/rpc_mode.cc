@@ -3,12 +3,6 @@
 // A server in this process serves on loopback, and the C++ client calls it. In turn with that, the
 // same problem is computed without a call, and as many bytes are sent and answered by an echo that
 // parses nothing: the floor below which no server on this library gets.
-#include <grpcpp/create_channel.h>
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/security/server_credentials.h>
-#include <grpcpp/server.h>
-#include <grpcpp/server_builder.h>
-
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -19,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "attendant/v1/attention.grpc.pb.h"
 #include "bench/cases.h"
+#include "bench/echo.h"
 #include "bench/measure.h"
 #include "bench/modes.h"
 #include "bench/report.h"
@@ -34,83 +28,6 @@ namespace attendant::bench {
 namespace {
 
 constexpr char kLoopback[] = "127.0.0.1";
-
-grpc::ByteBuffer Zeros(int64_t bytes) {
-  const std::string zeros(bytes, '\0');
-  const grpc::Slice slice(zeros);
-  return grpc::ByteBuffer(&slice, 1);
-}
-
-// Attend as an echo: takes a message as it comes, answers with a number of bytes.
-// Thread-safe.
-class Echo {
- public:
-  explicit Echo(int64_t response_bytes) : service_(Zeros(response_bytes)) {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort(absl::StrCat(kLoopback, ":0"), grpc::InsecureServerCredentials(),
-                             &port_);
-    builder.RegisterService(&service_);
-    builder.SetMaxReceiveMessageSize(-1);
-    server_ = builder.BuildAndStart();
-  }
-
-  // Where it serves; empty where it could not start.
-  std::string address() const {
-    return server_ == nullptr ? "" : absl::StrCat(kLoopback, ":", port_);
-  }
-
- private:
-  class Service final : public v1::Attention::WithRawCallbackMethod_Attend<v1::Attention::Service> {
-   public:
-    explicit Service(const grpc::ByteBuffer& response) : response_(response) {}
-    grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext* context,
-                                     const grpc::ByteBuffer* /*request*/,
-                                     grpc::ByteBuffer* response) override {
-      *response = response_;
-      grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-      reactor->Finish(grpc::Status::OK);
-      return reactor;
-    }
-
-   private:
-    const grpc::ByteBuffer response_;
-  };
-
-  Service service_;
-  int port_ = 0;
-  std::unique_ptr<grpc::Server> server_;
-};
-
-// Calls an echo with a number of bytes. Thread-compatible.
-class EchoClient {
- public:
-  EchoClient(const std::string& address, int64_t request_bytes) : request_(Zeros(request_bytes)) {
-    grpc::ChannelArguments arguments;
-    arguments.SetMaxReceiveMessageSize(-1);
-    stub_ = std::make_unique<grpc::GenericStub>(
-        grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
-  }
-
-  absl::Status Call() {
-    grpc::ClientContext context;
-    context.set_wait_for_ready(true);
-    grpc::ByteBuffer response;
-    grpc::Status status;
-    const auto call =
-        stub_->PrepareUnaryCall(&context, "/attendant.v1.Attention/Attend", request_, &queue_);
-    call->StartCall();
-    call->Finish(&response, &status, nullptr);
-    void* tag = nullptr;
-    bool ok = false;
-    queue_.Next(&tag, &ok);
-    return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-  }
-
- private:
-  const grpc::ByteBuffer request_;
-  std::unique_ptr<grpc::GenericStub> stub_;
-  grpc::CompletionQueue queue_;
-};
 
 // What all cases share. REQUIRES: f32 cases.
 struct Bench {
@@ -131,8 +48,10 @@ absl::StatusOr<CaseResult> Measure(const Case& c, const Bench& bench) {
   const TensorRef value = ref(kv.value, {c.batch, c.kv_heads, c.keys, c.width});
   const auto request_bytes =
       static_cast<int64_t>(query.bytes().size() + key.bytes().size() + value.bytes().size());
-  const Echo echo(core::ResponseBytes(workload->problem()));
-  EchoClient echo_client(echo.address(), request_bytes);
+  const int64_t response_bytes = core::ResponseBytes(workload->problem());
+  const auto echo = EchoServer::Start({absl::StrCat(kLoopback, ":0")}, response_bytes);
+  if (!echo.ok()) return echo.status();
+  EchoClient echo_client((*echo)->addresses()[0], request_bytes, response_bytes);
 
   const auto call = [&] { return bench.client.Attend(query, key, value).status(); };
   const auto compute = [&] { return workload->Run(bench.scheduler, bench.settings.kernel); };

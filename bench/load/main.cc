@@ -27,7 +27,8 @@ namespace {
 
 constexpr char kDescription[] =
     "attend_load: a server under calls that come when they come, whether it keeps up or not.\n"
-    "Latencies count from when a call was to start. SIGINT or SIGTERM ends it early, with its report.";
+    "Latencies count from when a call was to start. SIGINT or SIGTERM ends it early, with its "
+    "report.";
 
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
@@ -70,7 +71,8 @@ class Stop {
   // Waits until then; false where it was stopped before.
   bool WaitUntil(absl::Time time) {
     core::MutexLock lock(mutex_);
-    const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(time - absl::Now());
+    const auto until =
+        std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(time - absl::Now());
     while (!stopped_ && changed_.WaitUntil(mutex_, until)) {
     }
     return !stopped_;
@@ -200,7 +202,9 @@ void AddLoad(CLI::App& app, Arguments& arguments) {
   app.add_flag_callback(
       "--constant", [&] { arguments.arrivals = Arrivals::kConstant; },
       "Calls at equal intervals (as a Poisson process: like those of many callers)");
-  app.add_option("--seed", arguments.seed, "Of the arrivals")->capture_default_str()->type_name("N");
+  app.add_option("--seed", arguments.seed, "Of the arrivals")
+      ->capture_default_str()
+      ->type_name("N");
   AddParsed(app, "--sizes", arguments.sizes,
             "Shapes of query, key and value, with how often each comes, such as\n"
             "1x8x128x64:9,1x8x2048x64:1",
@@ -246,11 +250,11 @@ size_t MakeCalls(Client& client, const Arguments& arguments, const std::vector<A
     if (!stop.WaitUntil(start + arrival.at)) break;
     ++made;
     const Tensors& t = tensors[arrival.size];
-    client.AttendAsync({t.query, t.shape}, {t.key, t.shape}, {t.value, t.shape}, {},
-                       [&records, arrival, start](const absl::StatusOr<AttendResult>& result) {
-                         records.Add({arrival, absl::Now() - (start + arrival.at),
-                                      result.status().code()});
-                       });
+    client.AttendAsync(
+        {t.query, t.shape}, {t.key, t.shape}, {t.value, t.shape}, {},
+        [&records, arrival, start](const absl::StatusOr<AttendResult>& result) {
+          records.Add({arrival, absl::Now() - (start + arrival.at), result.status().code()});
+        });
   }
   if (made == schedule.size()) {
     absl::Duration whole;
@@ -296,8 +300,8 @@ int Run(const Arguments& arguments) {
   const size_t made = MakeCalls(**client, arguments, *schedule, *stop, records, &ran);
   std::optional<Health> health;
   if (checks.has_value()) health = checks->End();
-  const Summary summary = Summarize(records.Await(made), arguments.phases, arguments.sizes,
-                                    arguments.warmup, ran);
+  const Summary summary =
+      Summarize(records.Await(made), arguments.phases, arguments.sizes, arguments.warmup, ran);
   const Health* const shown = health.has_value() ? &*health : nullptr;
   std::fputs(ToText(summary, shown).c_str(), stdout);
   if (json.is_open() && !(json << ToJson(summary, shown)).flush()) {

@@ -63,8 +63,8 @@ absl::StatusOr<std::vector<Phase>> ParsePhases(absl::string_view text) {
 }
 
 absl::StatusOr<std::vector<Arrival>> MakeSchedule(const std::vector<Phase>& phases,
-                                                  const std::vector<Size>& sizes,
-                                                  Arrivals arrivals, uint32_t seed) {
+                                                  const std::vector<Size>& sizes, Arrivals arrivals,
+                                                  uint32_t seed) {
   double calls = 0;
   for (const Phase& phase : phases) calls += phase.rate * absl::ToDoubleSeconds(phase.duration);
   if (!(calls <= kMostCalls)) {
@@ -81,12 +81,20 @@ absl::StatusOr<std::vector<Arrival>> MakeSchedule(const std::vector<Phase>& phas
   double begin = 0;
   for (size_t i = 0; i < phases.size(); ++i) {
     const double end = begin + absl::ToDoubleSeconds(phases[i].duration);
-    const auto next = [&] {
-      return (arrivals == Arrivals::kPoisson ? gap(generator) : 1) / phases[i].rate;
-    };
-    // The first of a constant rate comes at once.
-    double at = arrivals == Arrivals::kPoisson ? begin + next() : begin;
-    for (; at < end; at += next()) schedule.push_back({absl::Seconds(at), size(generator), i});
+    if (arrivals == Arrivals::kConstant) {
+      // The first comes at once.
+      const auto at = [&](int64_t call) {
+        return begin + static_cast<double>(call) / phases[i].rate;
+      };
+      for (int64_t call = 0; at(call) < end; ++call) {
+        schedule.push_back({absl::Seconds(at(call)), size(generator), i});
+      }
+    } else {
+      for (double at = begin + gap(generator) / phases[i].rate; at < end;
+           at += gap(generator) / phases[i].rate) {
+        schedule.push_back({absl::Seconds(at), size(generator), i});
+      }
+    }
     begin = end;
   }
   return schedule;

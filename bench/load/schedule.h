@@ -34,7 +34,8 @@ struct Arrival {
   size_t phase = 0;
 };
 
-// "1x8x128x64", "1x8x128x64:3,1x8x2048x64:1" (weights). Returns INVALID_ARGUMENT with what is wrong.
+// "1x8x128x64", "1x8x128x64:3,1x8x2048x64:1" (weights). Returns INVALID_ARGUMENT with what is
+// wrong.
 absl::StatusOr<std::vector<Size>> ParseSizes(absl::string_view text);
 
 // "50:10s", "50:10s,500:30s,50:15s". Returns INVALID_ARGUMENT with what is wrong.
@@ -44,8 +45,8 @@ absl::StatusOr<std::vector<Phase>> ParsePhases(absl::string_view text);
 // Poisson: the times between calls are exponential, as of many callers who do not know each other.
 // Returns INVALID_ARGUMENT where there would be more than 10 million.
 absl::StatusOr<std::vector<Arrival>> MakeSchedule(const std::vector<Phase>& phases,
-                                                  const std::vector<Size>& sizes,
-                                                  Arrivals arrivals, uint32_t seed);
+                                                  const std::vector<Size>& sizes, Arrivals arrivals,
+                                                  uint32_t seed);
 
 }  // namespace attendant::load
 

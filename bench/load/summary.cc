@@ -59,8 +59,8 @@ std::string RowOf(const std::string& name, const Latencies& l) {
 
 std::string JsonOf(const Latencies& l) {
   return absl::StrFormat(
-      R"({"count": %d, "p50": %.9g, "p90": %.9g, "p99": %.9g, "p999": %.9g, "max": %.9g})",
-      l.count, l.p50, l.p90, l.p99, l.p999, l.max);
+      R"({"count": %d, "p50": %.9g, "p90": %.9g, "p99": %.9g, "p999": %.9g, "max": %.9g})", l.count,
+      l.p50, l.p90, l.p99, l.p999, l.max);
 }
 
 std::string JsonOf(const Group& group) {
@@ -121,18 +121,18 @@ Summary Summarize(const std::vector<Record>& records, const std::vector<Phase>& 
   }
   for (size_t i = 0; i < sizes.size(); ++i) {
     summary.sizes.push_back(
-        GroupOf(sizes[i].name(), summary.all.seconds, records, [&](const Record& record) {
-          return counts(record) && record.arrival.size == i;
-        }));
+        GroupOf(sizes[i].name(), summary.all.seconds, records,
+                [&](const Record& record) { return counts(record) && record.arrival.size == i; }));
   }
   summary.timeline = TimelineOf(records);
   return summary;
 }
 
 std::string ToText(const Summary& summary, const Health* health) {
-  std::string text = absl::StrFormat("milliseconds from when a call was to start\n\n%-22s %9s %9s "
-                                     "%9s %9s %9s %9s\n",
-                                     "", "calls", "p50", "p90", "p99", "p99.9", "max");
+  std::string text = absl::StrFormat(
+      "milliseconds from when a call was to start\n\n%-22s %9s %9s "
+      "%9s %9s %9s %9s\n",
+      "", "calls", "p50", "p90", "p99", "p99.9", "max");
   absl::StrAppend(&text, RowOf("answered", summary.all.answered));
   if (summary.all.refused.count > 0) {
     absl::StrAppend(&text, RowOf("not answered", summary.all.refused));
@@ -166,10 +166,10 @@ std::string ToJson(const Summary& summary, const Health* health) {
     absl::StrAppendFormat(out, R"({"calls": %d, "answered": %d, "p50": %.9g})", s.calls, s.answered,
                           s.p50);
   };
-  std::string json = absl::StrCat("{\n  \"all\": ", JsonOf(summary.all), ",\n  \"phases\": [",
-                                  JsonOf(summary.phases), "],\n  \"sizes\": [",
-                                  JsonOf(summary.sizes), "],\n  \"timeline\": [",
-                                  absl::StrJoin(summary.timeline, ", ", second), "]");
+  std::string json =
+      absl::StrCat("{\n  \"all\": ", JsonOf(summary.all), ",\n  \"phases\": [",
+                   JsonOf(summary.phases), "],\n  \"sizes\": [", JsonOf(summary.sizes),
+                   "],\n  \"timeline\": [", absl::StrJoin(summary.timeline, ", ", second), "]");
   if (health != nullptr) {
     absl::StrAppend(&json, ",\n  \"health\": {\"latencies\": ", JsonOf(health->latencies),
                     ", \"failed\": ", health->failed, "}");

@@ -39,11 +39,11 @@ double Percentile(const std::vector<double>& sorted, double q);
 // Some of the calls.
 struct Group {
   std::string name;
-  double seconds = 0;          // in which they were to start
+  double seconds = 0;  // in which they were to start
   int64_t calls = 0;
-  double goodput = 0;          // answered calls a second
-  Latencies answered;          // OK
-  Latencies refused;           // any other status
+  double goodput = 0;                       // answered calls a second
+  Latencies answered;                       // OK
+  Latencies refused;                        // any other status
   std::map<std::string, int64_t> statuses;  // by name
 };
 

@@ -25,8 +25,8 @@ constexpr int64_t kLargestMessage = std::numeric_limits<int32_t>::max();
 // The least that a server's --max_message_bytes can be.
 constexpr int64_t kAlwaysTaken = int64_t{64} << 10;
 
-// A server that restarts is back in a second or so: gRPC's own 1 s growing to 120 s between attempts
-// to connect would hold calls up long after.
+// A server that restarts is back in a second or so: gRPC's own 1 s growing to 120 s between
+// attempts to connect would hold calls up long after.
 constexpr int kFirstReconnectMs = 100;
 constexpr int kLongestReconnectMs = 2000;
 
@@ -173,8 +173,8 @@ absl::Status Calls::Unary(const char* method, const OutMessage& request, const R
   const auto limit = MessageLimit(bytes, group);
   if (!limit.ok()) return limit.status();
   if (bytes > *limit) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "max_message_bytes: the request has ", bytes, " bytes, the server takes ", *limit));
+    return absl::ResourceExhaustedError(absl::StrCat("max_message_bytes: the request has ", bytes,
+                                                     " bytes, the server takes ", *limit));
   }
   return state_->Run(group, [&](grpc::Channel& channel) {
     return AttemptUnary(channel, method, request, read, group);
@@ -192,8 +192,8 @@ absl::Status Calls::Unary(const char* method, const OutMessage& request,
 }
 
 absl::Status Calls::Stream(const StreamCall& call, CallGroup& group) {
-  return state_->Run(
-      group, [&](grpc::Channel& channel) { return AttemptStream(channel, call, group); });
+  return state_->Run(group,
+                     [&](grpc::Channel& channel) { return AttemptStream(channel, call, group); });
 }
 
 absl::StatusOr<int64_t> Calls::MessageLimit(int64_t bytes, CallGroup& group) {

@@ -1,5 +1,5 @@
-// Calls to a server, whatever they are of: over several connections, by a deadline, made again where
-// that helps.
+// Calls to a server, whatever they are of: over several connections, by a deadline, made again
+// where that helps.
 #ifndef ATTENDANT_CLIENT_CPP_CALLS_H_
 #define ATTENDANT_CLIENT_CPP_CALLS_H_
 

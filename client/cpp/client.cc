@@ -87,15 +87,15 @@ std::vector<Expected> ExpectedOf(const AttendCall& call) {
   };
   const AttendOutputs* const to = call.outputs;
   const v1::AttendOptions& options = call.options;
-  return {{"output", v1::PIECE_TENSOR_OUTPUT, true,
-           BytesOf({batch, heads, queries, value_width}, dtype),
-           to ? into(to->output) : std::nullopt},
-          {"weights", v1::PIECE_TENSOR_WEIGHTS, options.return_weights(),
-           BytesOf({batch, heads, queries, keys}, dtype), to ? into(to->weights) : std::nullopt},
-          {"logsumexp", v1::PIECE_TENSOR_LOGSUMEXP, options.return_logsumexp(),
-           BytesOf({batch, heads, queries}, wide), to ? into(to->logsumexp) : std::nullopt},
-          {"key_sums", v1::PIECE_TENSOR_KEY_SUMS, options.return_key_sums(),
-           BytesOf({batch, heads, keys}, wide), to ? into(to->key_sums) : std::nullopt}};
+  return {
+      {"output", v1::PIECE_TENSOR_OUTPUT, true,
+       BytesOf({batch, heads, queries, value_width}, dtype), to ? into(to->output) : std::nullopt},
+      {"weights", v1::PIECE_TENSOR_WEIGHTS, options.return_weights(),
+       BytesOf({batch, heads, queries, keys}, dtype), to ? into(to->weights) : std::nullopt},
+      {"logsumexp", v1::PIECE_TENSOR_LOGSUMEXP, options.return_logsumexp(),
+       BytesOf({batch, heads, queries}, wide), to ? into(to->logsumexp) : std::nullopt},
+      {"key_sums", v1::PIECE_TENSOR_KEY_SUMS, options.return_key_sums(),
+       BytesOf({batch, heads, keys}, wide), to ? into(to->key_sums) : std::nullopt}};
 }
 
 // The caller's memory is as large as what will come. Of shapes that are none the server speaks.
@@ -104,8 +104,8 @@ absl::Status CheckMemory(const AttendCall& call, const std::vector<Expected>& ex
   for (const Expected& tensor : expected) {
     if (!tensor.into.has_value()) continue;
     if (!tensor.asked) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          tensor.name, ": has memory, but options.return_", tensor.name, " is false"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(tensor.name, ": has memory, but options.return_", tensor.name, " is false"));
     }
     if (static_cast<int64_t>(tensor.into->size()) != tensor.bytes) {
       return absl::InvalidArgumentError(absl::StrCat(tensor.name, ": the memory for it has ",
@@ -180,9 +180,8 @@ Calls::Reader ReaderOf(std::vector<TensorSink>* sinks, std::vector<InField> othe
   for (size_t i = 0; i < sinks->size(); ++i) {
     fields.push_back({static_cast<int>(i) + 1, &(*sinks)[i]});
   }
-  return [fields = std::move(fields)](CodedInputStream& input) {
-    return ReadMessage(input, fields);
-  };
+  return
+      [fields = std::move(fields)](CodedInputStream& input) { return ReadMessage(input, fields); };
 }
 
 // Attend's answer as it is read.

@@ -227,8 +227,8 @@ class AsyncCalls;
 // Thread-safe: calls may be made from several threads at once. Tensors are sent from the caller's
 // memory, and must not change during a call.
 //
-// Every call ends by its deadline, call_timeout. Calls that failed because a server was gone or full
-// are made again (RetryOptions). A message that is larger than the server takes is never sent:
+// Every call ends by its deadline, call_timeout. Calls that failed because a server was gone or
+// full are made again (RetryOptions). A message that is larger than the server takes is never sent:
 // Attend then goes in pieces, Head and Backward in parts, other calls return RESOURCE_EXHAUSTED.
 // A server's error keeps its code and message, and its google.rpc details are the status's payloads
 // under their type's URL ("type.googleapis.com/google.rpc.BadRequest").

@@ -48,15 +48,16 @@ absl::Status CheckBytes(const std::vector<Named>& tensors) {
       if (counted) bytes = core::SaturatingProduct({bytes, size});
     }
     if (!counted) continue;  // the server says what is wrong with it
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, ".data: has ", tensor->bytes().size(), " bytes, must have ", bytes, " (the shape's)"));
+    return absl::InvalidArgumentError(absl::StrCat(name, ".data: has ", tensor->bytes().size(),
+                                                   " bytes, must have ", bytes, " (the shape's)"));
   }
   return absl::OkStatus();
 }
 
 absl::Status TooLarge(absl::string_view what, int64_t bytes, int64_t limit) {
   return absl::ResourceExhaustedError(absl::StrCat("max_message_bytes: ", what, " has ", bytes,
-                                                   " bytes in a message, the server takes ", limit));
+                                                   " bytes in a message, the server takes ",
+                                                   limit));
 }
 
 TensorRef Bare(const TensorRef& tensor) { return {tensor.dtype(), tensor.shape(), ""}; }
@@ -114,8 +115,7 @@ class BackwardProblem {
 
   const ShardSizes& sizes() const { return sizes_; }
   bool returns_d_mask() const {
-    return inputs_.return_d_mask && mask_.has_value() &&
-           mask_->ref.dtype() != v1::DATA_TYPE_BOOL;
+    return inputs_.return_d_mask && mask_.has_value() && mask_->ref.dtype() != v1::DATA_TYPE_BOOL;
   }
   // Whether d_mask would be a sum over parts along this axis of the mask: not cut, since parts of a
   // sum, rounded each, are not the sum.
@@ -156,9 +156,9 @@ std::optional<BackwardProblem> BackwardProblem::Of(const BackwardInputs& inputs,
   const auto output = OutputShape(*sizes, sizes->batch, sizes->queries);
   bool fits = is(inputs.d_output, sizes->dtype, output);
   if (inputs.output.has_value()) {
-    fits = fits && is(*inputs.output, sizes->dtype, output) &&
-           is(*inputs.logsumexp, WideOf(sizes->dtype),
-              {sizes->batch, sizes->heads, sizes->queries});
+    fits =
+        fits && is(*inputs.output, sizes->dtype, output) &&
+        is(*inputs.logsumexp, WideOf(sizes->dtype), {sizes->batch, sizes->heads, sizes->queries});
   }
   if (!fits) return std::nullopt;
   BackwardProblem problem(inputs, options);
@@ -184,8 +184,8 @@ int64_t BackwardProblem::Bytes(int64_t batch, int64_t kv_heads) const {
   }
   // One number a batch or head, and the bytes of shapes.
   const int64_t other =
-      kMessageOverhead + 10 * (options_.key_lengths_size() + options_.alibi_slopes_size() +
-                               options_.sinks_size());
+      kMessageOverhead +
+      10 * (options_.key_lengths_size() + options_.alibi_slopes_size() + options_.sinks_size());
   int64_t request = core::SaturatingSum({query, key, value, output, mask, other});
   if (inputs_.output.has_value()) {
     request = core::SaturatingSum(
@@ -206,9 +206,8 @@ std::vector<Part> BackwardProblem::Parts(int64_t limit) const {
   std::vector<Part> parts;
   const Range all_heads = {0, sizes_.kv_heads};
   if (!Sums(0)) {
-    for (const Range batch : parts_of(sizes_.batch, [&](int64_t n) {
-           return Bytes(n, sizes_.kv_heads) <= limit;
-         })) {
+    for (const Range batch :
+         parts_of(sizes_.batch, [&](int64_t n) { return Bytes(n, sizes_.kv_heads) <= limit; })) {
       parts.push_back({batch, all_heads});
     }
   }
@@ -216,8 +215,8 @@ std::vector<Part> BackwardProblem::Parts(int64_t limit) const {
   const std::vector<Range> batches =
       SplitEvenly(sizes_.batch, Sums(0) ? 1 : std::max<int64_t>(sizes_.batch, 1));
   const int64_t batch = batches.empty() ? 0 : batches[0].size();
-  const std::vector<Range> heads = parts_of(
-      sizes_.kv_heads, [&](int64_t n) { return Bytes(batch, n) <= limit; });
+  const std::vector<Range> heads =
+      parts_of(sizes_.kv_heads, [&](int64_t n) { return Bytes(batch, n) <= limit; });
   for (const Range b : batches) {
     for (const Range h : heads) parts.push_back({b, h});
   }
@@ -356,21 +355,20 @@ int64_t HeadBytes(const HeadInputs& inputs, const v1::AttendOptions& options,
   const int64_t shared = RequestBytes(TensorsOf(inputs), options) -
                          static_cast<int64_t>(inputs.x.bytes().size()) -
                          (mask_cut ? static_cast<int64_t>(mask->ref.bytes().size()) : 0);
-  const int64_t each = sizes.batch == 0 ? 0
-                                        : (static_cast<int64_t>(inputs.x.bytes().size()) +
-                                           (mask_cut ? static_cast<int64_t>(
-                                                           mask->ref.bytes().size())
-                                                     : 0)) /
-                                              sizes.batch;
+  const int64_t each = sizes.batch == 0
+                           ? 0
+                           : (static_cast<int64_t>(inputs.x.bytes().size()) +
+                              (mask_cut ? static_cast<int64_t>(mask->ref.bytes().size()) : 0)) /
+                                 sizes.batch;
   const int64_t request = core::SaturatingSum({shared, core::SaturatingProduct({batch, each})});
   int64_t numbers = core::SaturatingProduct({sizes.queries, inputs.x.shape().back()});
   if (inputs.return_intermediates) {
     const int64_t d_k = inputs.w_q.shape()[1];  // of all heads
     const int64_t d_v = inputs.w_v.shape()[1];
     const int64_t scores = core::SaturatingProduct({sizes.heads, sizes.queries, sizes.keys});
-    numbers = core::SaturatingSum({numbers, core::SaturatingProduct({sizes.queries, 2, d_k}),
-                                   core::SaturatingProduct({sizes.queries, 2, d_v}), scores,
-                                   scores});
+    numbers =
+        core::SaturatingSum({numbers, core::SaturatingProduct({sizes.queries, 2, d_k}),
+                             core::SaturatingProduct({sizes.queries, 2, d_v}), scores, scores});
   }
   const int64_t response =
       core::SaturatingSum({kMessageOverhead, BytesOf({batch, numbers}, sizes.dtype)});
@@ -441,8 +439,8 @@ absl::StatusOr<HeadResult> HeadInParts(const HeadInputs& inputs, const v1::Atten
     if (absl::Status status = CheckBytes(TensorsOf(inputs)); !status.ok()) return status;
     const HeadInputs bare{Bare(inputs.x),   Bare(inputs.w_q), Bare(inputs.w_k),
                           Bare(inputs.w_v), Bare(inputs.w_o), inputs.heads};
-    return Refusal(call(bare, WithoutMaskData(options)),
-                   RequestBytes(TensorsOf(inputs), options), limit);
+    return Refusal(call(bare, WithoutMaskData(options)), RequestBytes(TensorsOf(inputs), options),
+                   limit);
   }
   int64_t parts = 1;
   while (parts <= sizes->batch &&
@@ -477,8 +475,8 @@ absl::StatusOr<BackwardResult> BackwardInParts(const BackwardInputs& inputs,
                         Bare(inputs.d_output)};
     if (inputs.output) bare.output = Bare(*inputs.output);
     if (inputs.logsumexp) bare.logsumexp = Bare(*inputs.logsumexp);
-    return Refusal(call(bare, WithoutMaskData(options)),
-                   RequestBytes(TensorsOf(inputs), options), limit);
+    return Refusal(call(bare, WithoutMaskData(options)), RequestBytes(TensorsOf(inputs), options),
+                   limit);
   }
   const std::vector<Part> parts = problem->Parts(limit);
   if (parts.empty()) {

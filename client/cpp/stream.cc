@@ -165,8 +165,8 @@ absl::Status Answer::CheckComplete() {
       end = next;
     }
     if (end != tensor.bytes) {
-      return Malformed(absl::StrCat("has not each byte of a tensor once: up to ", end, " of ",
-                                    tensor.bytes));
+      return Malformed(
+          absl::StrCat("has not each byte of a tensor once: up to ", end, " of ", tensor.bytes));
     }
   }
   return absl::OkStatus();
@@ -211,7 +211,8 @@ Outcome AttemptStream(grpc::Channel& channel, const StreamCall& call, CallGroup&
   if (SendAll(*rpc, call, loan)) {
     grpc::ByteBuffer message;
     while (read.ok() && rpc->Read(&message)) {
-      read = ReadBuffer(message, [&](CodedInputStream& input) { return answer.ReadMessage(input); });
+      read =
+          ReadBuffer(message, [&](CodedInputStream& input) { return answer.ReadMessage(input); });
     }
   }
   if (!read.ok()) context.TryCancel();

@@ -55,8 +55,8 @@ class OutMessage {
   size_t size_ = 0;
 };
 
-// Where a tensor of an answer goes: dtype and shape to `tensor`, its bytes there too or, where it is
-// given, to the caller's memory.
+// Where a tensor of an answer goes: dtype and shape to `tensor`, its bytes there too or, where it
+// is given, to the caller's memory.
 struct TensorSink {
   Tensor* tensor = nullptr;
   std::optional<absl::Span<char>> into = std::nullopt;
@@ -70,8 +70,9 @@ struct InField {
   std::variant<TensorSink*, google::protobuf::MessageLite*, std::vector<double>*> to;
 };
 
-// Reads a message to the input's limit, which must be set. A tensor's bytes are copied once. Returns INTERNAL where
-// the bytes are no such message, and where a tensor has not as many bytes as the caller's memory.
+// Reads a message to the input's limit, which must be set. A tensor's bytes are copied once.
+// Returns INTERNAL where the bytes are no such message, and where a tensor has not as many bytes as
+// the caller's memory.
 absl::Status ReadMessage(google::protobuf::io::CodedInputStream& input,
                          absl::Span<const InField> fields);
 

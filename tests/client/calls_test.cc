@@ -70,9 +70,9 @@ class Script final : public v1::Attention::Service {
     return status;
   }
 
-  grpc::Status AttendStream(
-      grpc::ServerContext* context,
-      grpc::ServerReaderWriter<v1::AttendStreamResponse, v1::AttendStreamRequest>* stream) override {
+  grpc::Status AttendStream(grpc::ServerContext* context,
+                            grpc::ServerReaderWriter<v1::AttendStreamResponse,
+                                                     v1::AttendStreamRequest>* stream) override {
     ++streams_;
     v1::AttendStreamRequest message;
     std::map<int, std::string> tensors;
@@ -120,9 +120,9 @@ class Script final : public v1::Attention::Service {
 
  private:
   // In pieces from the end to the beginning, which the contract allows.
-  static void Send(const std::string& bytes, const v1::Tensor& like, const Answer& answer,
-                   grpc::ServerReaderWriter<v1::AttendStreamResponse, v1::AttendStreamRequest>*
-                       stream) {
+  static void Send(
+      const std::string& bytes, const v1::Tensor& like, const Answer& answer,
+      grpc::ServerReaderWriter<v1::AttendStreamResponse, v1::AttendStreamRequest>* stream) {
     v1::AttendStreamResponse head;
     head.mutable_header()->mutable_output()->set_dtype(like.dtype());
     *head.mutable_header()->mutable_output()->mutable_shape() = like.shape();
@@ -146,7 +146,8 @@ class Script final : public v1::Attention::Service {
       ++waiting_;
       arrived_.NotifyAll();
       while (waiting_ < together_ && !context.IsCancelled()) {
-        arrived_.WaitUntil(mutex_, std::chrono::steady_clock::now() + std::chrono::milliseconds(20));
+        arrived_.WaitUntil(mutex_,
+                           std::chrono::steady_clock::now() + std::chrono::milliseconds(20));
       }
     }
     if (answers_.empty()) return grpc::Status::OK;
@@ -227,13 +228,11 @@ TEST_F(CallsTest, CallsThatAreShedOrMissTheirServerAreMadeAgain) {
 
 TEST_F(CallsTest, OthersAreNot) {
   const auto client = Connect();
-  const Answer final_answers[] = {{grpc::StatusCode::RESOURCE_EXHAUSTED},
-                                  {grpc::StatusCode::RESOURCE_EXHAUSTED, "-1", true},
-                                  {grpc::StatusCode::UNAVAILABLE, "-1"},
-                                  {grpc::StatusCode::INVALID_ARGUMENT},
-                                  {grpc::StatusCode::INTERNAL},
-                                  {grpc::StatusCode::CANCELLED},
-                                  {grpc::StatusCode::UNIMPLEMENTED}};
+  const Answer final_answers[] = {
+      {grpc::StatusCode::RESOURCE_EXHAUSTED}, {grpc::StatusCode::RESOURCE_EXHAUSTED, "-1", true},
+      {grpc::StatusCode::UNAVAILABLE, "-1"},  {grpc::StatusCode::INVALID_ARGUMENT},
+      {grpc::StatusCode::INTERNAL},           {grpc::StatusCode::CANCELLED},
+      {grpc::StatusCode::UNIMPLEMENTED}};
   int calls = 0;
   for (const Answer& answer : final_answers) {
     script_.Will({answer});

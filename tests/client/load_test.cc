@@ -72,17 +72,17 @@ TEST(ScheduleTest, PoissonArrivalsHaveExponentialGaps) {
   EXPECT_NEAR(sum / n, 1, 5 / std::sqrt(n));
   EXPECT_NEAR(squares / n, 2, 5 * std::sqrt(20 / n));  // E[gap^4] - E[gap^2]^2 = 24 - 4
   EXPECT_NEAR(larger / n, 0.25, 5 * std::sqrt(0.1875 / n));
-  const auto again = MakeSchedule({{100, absl::Seconds(1)}}, {{{1, 1, 1, 1}, 1}},
-                                  Arrivals::kPoisson, 7);
-  const auto other = MakeSchedule({{100, absl::Seconds(1)}}, {{{1, 1, 1, 1}, 1}},
-                                  Arrivals::kPoisson, 8);
+  const auto again =
+      MakeSchedule({{100, absl::Seconds(1)}}, {{{1, 1, 1, 1}, 1}}, Arrivals::kPoisson, 7);
+  const auto other =
+      MakeSchedule({{100, absl::Seconds(1)}}, {{{1, 1, 1, 1}, 1}}, Arrivals::kPoisson, 8);
   EXPECT_EQ((*schedule)[0].at, (*again)[0].at);
   EXPECT_NE((*schedule)[0].at, (*other)[0].at);
 }
 
 TEST(ScheduleTest, TooManyCallsAreRefused) {
-  const auto schedule = MakeSchedule({{1e6, absl::Hours(1)}}, {{{1, 1, 1, 1}, 1}},
-                                     Arrivals::kPoisson, 1);
+  const auto schedule =
+      MakeSchedule({{1e6, absl::Hours(1)}}, {{{1, 1, 1, 1}, 1}}, Arrivals::kPoisson, 1);
   EXPECT_THAT(std::string(schedule.status().message()), HasSubstr("3.6e+09 calls"));
 }
 
@@ -107,14 +107,13 @@ Record Made(double at, size_t phase, double seconds, absl::StatusCode code) {
 }
 
 TEST(SummaryTest, CountsByPhaseSizeStatusAndSecond) {
-  const std::vector<Record> records = {Made(0.5, 0, 9, absl::StatusCode::kOk),
-                                       Made(1.5, 0, 1, absl::StatusCode::kOk),
-                                       Made(2.5, 1, 2, absl::StatusCode::kOk),
-                                       Made(2.6, 1, 4, absl::StatusCode::kOk),
-                                       Made(2.7, 1, 7, absl::StatusCode::kResourceExhausted)};
-  const Summary summary = Summarize(records, {{1, absl::Seconds(2)}, {3, absl::Seconds(2)}},
-                                    {{{1, 1, 1, 1}, 1}, {{2, 2, 2, 2}, 1}}, absl::Seconds(1),
-                                    absl::Seconds(3.5));
+  const std::vector<Record> records = {
+      Made(0.5, 0, 9, absl::StatusCode::kOk), Made(1.5, 0, 1, absl::StatusCode::kOk),
+      Made(2.5, 1, 2, absl::StatusCode::kOk), Made(2.6, 1, 4, absl::StatusCode::kOk),
+      Made(2.7, 1, 7, absl::StatusCode::kResourceExhausted)};
+  const Summary summary =
+      Summarize(records, {{1, absl::Seconds(2)}, {3, absl::Seconds(2)}},
+                {{{1, 1, 1, 1}, 1}, {{2, 2, 2, 2}, 1}}, absl::Seconds(1), absl::Seconds(3.5));
   EXPECT_EQ(summary.all.calls, 4);
   EXPECT_DOUBLE_EQ(summary.all.seconds, 2.5);
   EXPECT_DOUBLE_EQ(summary.all.goodput, 3 / 2.5);

@@ -39,6 +39,20 @@ absl::Status Run() {
   return absl::OkStatus();
 }
 
+// docs/client.md
+absl::Status RunInto(const std::vector<float>& query, const std::vector<float>& key,
+                     const std::vector<float>& value, const std::vector<int64_t>& shape,
+                     const attendant::v1::AttendOptions& attend_options) {
+  attendant::ClientOptions options;
+  options.call_timeout = absl::Seconds(10);
+  auto client = attendant::Client::Connect("ipv4:10.0.0.1:50051,10.0.0.2:50051", options);
+  if (!client.ok()) return client.status();
+  std::vector<float> output(query.size());
+  auto result = (*client)->AttendInto({query, shape}, {key, shape}, {value, shape}, attend_options,
+                                      {.output = output});
+  return result.status();
+}
+
 absl::Status RunSharded(const std::vector<float>& query, const std::vector<float>& key,
                         const std::vector<float>& value, const std::vector<int64_t>& shape,
                         const attendant::v1::AttendOptions& options) {
@@ -54,5 +68,6 @@ absl::Status RunSharded(const std::vector<float>& query, const std::vector<float
 
 int main() {
   const std::vector<float> one = {1};
-  return Run().ok() && RunSharded(one, one, one, {1, 1, 1, 1}, {}).ok() ? 0 : 1;
+  const bool into = RunInto(one, one, one, {1, 1, 1, 1}, {}).ok();
+  return into && Run().ok() && RunSharded(one, one, one, {1, 1, 1, 1}, {}).ok() ? 0 : 1;
 }

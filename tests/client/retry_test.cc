@@ -40,8 +40,8 @@ TEST(RetryTest, EachStatusCode) {
     const auto status = static_cast<absl::StatusCode>(code);
     // Full without a time to come again is full for ever.
     EXPECT_EQ(FirstWait(Failed(status)).has_value(), status == absl::StatusCode::kUnavailable);
-    const bool helps = status == absl::StatusCode::kUnavailable ||
-                       status == absl::StatusCode::kResourceExhausted;
+    const bool helps =
+        status == absl::StatusCode::kUnavailable || status == absl::StatusCode::kResourceExhausted;
     EXPECT_EQ(FirstWait(WithRetryInfo(status, absl::Seconds(1))).has_value(), helps);
     EXPECT_EQ(FirstWait(WithPushback(status, "5")).has_value(), helps);
     EXPECT_FALSE(FirstWait(WithPushback(status, "-1")).has_value());
@@ -50,9 +50,9 @@ TEST(RetryTest, EachStatusCode) {
 }
 
 TEST(RetryTest, WhatTheServerAsksForIsWaitedAndALittleMore) {
-  for (const Outcome& outcome : {WithPushback(absl::StatusCode::kResourceExhausted, "1500"),
-                                 WithRetryInfo(absl::StatusCode::kUnavailable,
-                                               absl::Milliseconds(1500))}) {
+  for (const Outcome& outcome :
+       {WithPushback(absl::StatusCode::kResourceExhausted, "1500"),
+        WithRetryInfo(absl::StatusCode::kUnavailable, absl::Milliseconds(1500))}) {
     const auto wait = FirstWait(outcome);
     ASSERT_TRUE(wait.has_value());
     EXPECT_GE(*wait, absl::Milliseconds(1500));

@@ -171,7 +171,7 @@ TEST_F(SplitTest, WhatDMaskSumsOverStaysWhole) {
 TEST_F(SplitTest, AHeadInPartsIsTheWhole) {
   Numbers numbers(9);
   HeadInputs inputs{numbers.Of({5, 24, 16}), numbers.Of({16, 24}), numbers.Of({16, 24}),
-                    numbers.Of({16, 12}), numbers.Of({12, 16}), 3};
+                    numbers.Of({16, 12}),    numbers.Of({12, 16}), 3};
   v1::AttendOptions options;
   for (const int64_t length : {24, 3, 0, 20, 9}) options.add_key_lengths(length);
   SetMask(numbers.Of({5, 1, 24, 24}), &options);
@@ -215,7 +215,7 @@ TEST_F(SplitTest, ErrorsNameTheFieldOfTheWhole) {
   EXPECT_THAT(std::string(option.message()),
               AllOf(HasSubstr("batch 0 to 0"), HasSubstr("options.softcap: is -1")));
   const HeadInputs head{numbers.Of({5, 24, 16}), numbers.Of({16, 24}), numbers.Of({16, 23}),
-                        numbers.Of({16, 12}), numbers.Of({12, 16}), 3};
+                        numbers.Of({16, 12}),    numbers.Of({12, 16}), 3};
   const absl::Status of_head = InParts(head, {}, 9000).status();
   EXPECT_EQ(of_head.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(of_head.message()), HasSubstr("w_k.shape[1]"));
@@ -234,7 +234,7 @@ TEST_F(SplitTest, TheClientSplitsAboveTheServersLimit) {
   ASSERT_TRUE(parts.ok()) << parts.status();
   ExpectSameGradient(*parts, *client()->Backward(inputs));
   const HeadInputs head{numbers.Of({9, 60, 64}), numbers.Of({64, 24}), numbers.Of({64, 24}),
-                        numbers.Of({64, 12}), numbers.Of({12, 64}), 3};
+                        numbers.Of({64, 12}),    numbers.Of({12, 64}), 3};
   const auto output = through->Head(head);
   ASSERT_TRUE(output.ok()) << output.status();
   EXPECT_EQ(output->output.shape, head.x.shape());

@@ -134,10 +134,9 @@ TEST(ReadMessageTest, ReadsWhatProtobufWrote) {
   TensorSink sinks[] = {{&d_query}, {&d_key}, {&d_value}};
   v1::Stats stats;
   std::vector<double> d_sinks;
-  ASSERT_TRUE(
-      Read(Response().SerializeAsString(),
-           {{1, &sinks[0]}, {2, &sinks[1]}, {3, &sinks[2]}, {5, &stats}, {6, &d_sinks}})
-          .ok());
+  ASSERT_TRUE(Read(Response().SerializeAsString(),
+                   {{1, &sinks[0]}, {2, &sinks[1]}, {3, &sinks[2]}, {5, &stats}, {6, &d_sinks}})
+                  .ok());
   EXPECT_EQ(d_query.dtype, v1::DATA_TYPE_FLOAT32);
   EXPECT_THAT(d_query.shape, ElementsAre(2, 3));
   EXPECT_EQ(d_query.bytes, "0123456789abcdef01234567");
@@ -172,19 +171,19 @@ TEST(ReadMessageTest, EveryTruncationIsNoticed) {
     v1::Stats stats;
     std::vector<double> d_sinks;
     const std::string cut = text.substr(0, size);
-    const bool read =
-        Read(cut, {{1, &sinks[0]}, {2, &sinks[1]}, {5, &stats}, {6, &d_sinks}}).ok();
+    const bool read = Read(cut, {{1, &sinks[0]}, {2, &sinks[1]}, {5, &stats}, {6, &d_sinks}}).ok();
     EXPECT_EQ(read, v1::BackwardResponse().ParseFromString(cut)) << size;
   }
 }
 
 TEST(ReadMessageTest, UnknownFieldsAreSkipped) {
   // Field 9 in each wire type, then the stats.
-  std::string text("\x48\x96\x01\x49"
-                   "12345678\x4a\x03"
-                   "abc\x4d"
-                   "1234",
-                   22);
+  std::string text(
+      "\x48\x96\x01\x49"
+      "12345678\x4a\x03"
+      "abc\x4d"
+      "1234",
+      22);
   v1::BackwardResponse response;
   response.mutable_stats()->set_flops(7);
   text += response.SerializeAsString();

@@ -17,9 +17,10 @@ fail() {
   exit 1
 }
 
-# start_server [flags...]: on free loopback ports; sets server_pid, address and metrics.
+# start_server [flags...]: on free loopback ports, or for gRPC at $listen where that is set; sets
+# server_pid, address and metrics.
 start_server() {
-  "$bin/attendant" --listen=127.0.0.1:0 --metrics_listen=127.0.0.1:0 "$@" 2> "$work/server.log" &
+  "$bin/attendant" --listen="${listen:-127.0.0.1:0}" --metrics_listen=127.0.0.1:0 "$@" 2> "$work/server.log" &
   server_pid=$!
   for _ in $(seq 600); do
     if grep -q 'serves gRPC on' "$work/server.log"; then
