@@ -58,7 +58,7 @@ constexpr WireCase kCases[] = {
     {"t2048_tcp", Kind::kLatency, false, 1, 2048, 5},
     {"t128_unix", Kind::kLatency, true, 1, 128, 30},
     {"t2048_unix", Kind::kLatency, true, 1, 2048, 5},
-    {"four_clients_tcp", Kind::kGoodput, false, 1, 2048, 16},
+    {"four_clients_tcp", Kind::kGoodput, false, 1, 2048, 10},
     {"stream_tcp", Kind::kStream, false, 64, 128, 3},
     {"stream_unix", Kind::kStream, true, 64, 128, 3},
 };

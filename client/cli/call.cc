@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <limits>
 #include <random>
 #include <utility>
 
@@ -50,11 +49,12 @@ absl::StatusOr<Inputs> RandomInputs(const CallArguments& arguments) {
     count = core::SaturatingProduct({count, size});
     bytes = core::SaturatingProduct({bytes, size});
   }
-  // gRPC keeps a message's length in 31 bits.
-  if (bytes > std::numeric_limits<int32_t>::max()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--shape=", absl::StrJoin(arguments.shape, ","), " makes ", bytes,
-                     " bytes of arrays, a message holds less than 2147483648"));
+  // More than any server computes at once: a slip of the keyboard.
+  constexpr int64_t kMostBytes = int64_t{1} << 36;
+  if (bytes > kMostBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("--shape=", absl::StrJoin(arguments.shape, ","),
+                                                   " makes ", bytes, " bytes of arrays, at most ",
+                                                   kMostBytes, " are made"));
   }
   std::mt19937 generator(arguments.random.value_or(0));
   const auto tensor = [&] {

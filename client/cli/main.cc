@@ -421,6 +421,11 @@ ExitCode Main(int argc, char** argv) {
   AddDuration(app, "--timeout", global.options.call_timeout, "How long a call may take");
   AddDuration(app, "--connect_timeout", global.options.connect_timeout,
               "How long to wait for the server");
+  app.add_option("--attempts", global.options.retry.max_attempts,
+                 "Of a call whose server is gone, or full for now; 1: none is made again")
+      ->check(CLI::Range(1, 100).description(""))
+      ->capture_default_str()
+      ->type_name("N");
   CLI::App* const lesson = app.add_subcommand(
       "lesson", "One attention head over five words, every array checked against LibTorch");
   CLI::App* const call = app.add_subcommand("call", "Attend on your arrays, or on random ones");

@@ -113,8 +113,10 @@ struct Calls::State {
 
   // attempt: (grpc::Channel&) -> Outcome.
   template <typename Attempt>
-  absl::Status Run(CallGroup& group, const Attempt& attempt) {
-    Retry retry(options.retry, group.deadline(), seed++);
+  absl::Status Run(int most_attempts, CallGroup& group, const Attempt& attempt) {
+    RetryOptions retries = options.retry;
+    retries.max_attempts = most_attempts;
+    Retry retry(retries, group.deadline(), seed++);
     while (true) {
       const Outcome outcome = [&] {
         Connection& connection = Least();
@@ -123,14 +125,15 @@ struct Calls::State {
       }();
       if (outcome.status.ok()) return outcome.status;
       const auto wait = retry.Next(outcome, absl::Now());
-      if (!wait.has_value()) return Told(outcome.status, retry.attempts());
+      if (!wait.has_value()) return Told(outcome, retry.attempts());
       if (!WaitIn(group, *wait)) return absl::CancelledError("the call was cancelled");
     }
   }
 
-  // A status with how often it was tried, where that was more than once.
-  absl::Status Told(const absl::Status& status, int attempts) {
-    if (absl::IsResourceExhausted(status)) {
+  // The status of a call's last attempt, with how many there were.
+  absl::Status Told(const Outcome& last, int attempts) {
+    const absl::Status& status = last.status;
+    if (absl::IsResourceExhausted(status) && !last.pushback && !RetryDelayOf(status)) {
       // The limit may be another one than it was.
       core::MutexLock lock(mutex);
       limit.reset();
@@ -169,6 +172,11 @@ absl::StatusOr<std::unique_ptr<Calls>> Calls::Connect(const std::string& target,
 
 absl::Status Calls::Unary(const char* method, const OutMessage& request, const Reader& read,
                           CallGroup& group) {
+  return Send(method, request, read, state_->options.retry.max_attempts, group);
+}
+
+absl::Status Calls::Send(const char* method, const OutMessage& request, const Reader& read,
+                         int most_attempts, CallGroup& group) {
   const auto bytes = static_cast<int64_t>(request.size());
   const auto limit = MessageLimit(bytes, group);
   if (!limit.ok()) return limit.status();
@@ -176,23 +184,25 @@ absl::Status Calls::Unary(const char* method, const OutMessage& request, const R
     return absl::ResourceExhaustedError(absl::StrCat("max_message_bytes: the request has ", bytes,
                                                      " bytes, the server takes ", *limit));
   }
-  return state_->Run(group, [&](grpc::Channel& channel) {
+  return state_->Run(most_attempts, group, [&](grpc::Channel& channel) {
     return AttemptUnary(channel, method, request, read, group);
   });
 }
 
 absl::Status Calls::Unary(const char* method, const OutMessage& request,
-                          google::protobuf::MessageLite* response, CallGroup& group) {
+                          google::protobuf::MessageLite* response, CallGroup& group,
+                          std::optional<int> most_attempts) {
   const auto read = [response](google::protobuf::io::CodedInputStream& input) {
     return response->ParseFromCodedStream(&input)
                ? absl::OkStatus()
                : absl::InternalError("the answer is no message of the contract");
   };
-  return Unary(method, request, read, group);
+  return Send(method, request, read, most_attempts.value_or(state_->options.retry.max_attempts),
+              group);
 }
 
 absl::Status Calls::Stream(const StreamCall& call, CallGroup& group) {
-  return state_->Run(group,
+  return state_->Run(state_->options.retry.max_attempts, group,
                      [&](grpc::Channel& channel) { return AttemptStream(channel, call, group); });
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,9 +70,10 @@ class Calls {
   // the server's limit.
   absl::Status Unary(const char* method, const OutMessage& request, const Reader& read,
                      CallGroup& group);
-  // The same of whole messages.
+  // The same of whole messages. most_attempts: fewer than the options say.
   absl::Status Unary(const char* method, const OutMessage& request,
-                     google::protobuf::MessageLite* response, CallGroup& group);
+                     google::protobuf::MessageLite* response, CallGroup& group,
+                     std::optional<int> most_attempts = std::nullopt);
 
   absl::Status Stream(const StreamCall& call, CallGroup& group);
 
@@ -81,6 +83,8 @@ class Calls {
 
  private:
   struct State;
+  absl::Status Send(const char* method, const OutMessage& request, const Reader& read,
+                    int most_attempts, CallGroup& group);
   explicit Calls(std::unique_ptr<State> state);
 
   const std::unique_ptr<State> state_;

@@ -412,7 +412,8 @@ absl::Status Client::CheckHealth(const std::string& service) {
   grpc::health::v1::HealthCheckResponse response;
   OutMessage request;
   if (!service.empty()) request.AddBytes(1, service);
-  absl::Status status = calls_->Unary(kHealth, request, &response, group);
+  // How it is now.
+  absl::Status status = calls_->Unary(kHealth, request, &response, group, /*most_attempts=*/1);
   if (absl::IsNotFound(status)) {
     return absl::NotFoundError(absl::StrCat("the server has no service '", service, "'"));
   }

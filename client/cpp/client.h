@@ -293,7 +293,7 @@ class Client {
   absl::StatusOr<v1::InfoResponse> Info();
 
   // OK where the service says SERVING; UNAVAILABLE where it says it does not; NOT_FOUND where the
-  // server has no such service. "" is the server as a whole.
+  // server has no such service. "" is the server as a whole. Asked once, without retries.
   absl::Status CheckHealth(const std::string& service = "");
 
  private:

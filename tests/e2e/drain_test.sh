@@ -11,7 +11,7 @@ await_job() {
   fail "no job arrived"
 }
 
-long_call() { "$bin/attend" --server="$address" --timeout=5m call --shape=1,8,"$1",32 --random=1; }
+long_call() { "$bin/attend" --server="$address" --timeout=5m --attempts=1 call --shape=1,8,"$1",32 --random=1; }
 
 # Work that is running is finished, and readiness goes first.
 # oneDNN's tiles: a sanitizer build does not slow them down.
