@@ -177,6 +177,7 @@ StreamCall StreamOf(const AttendCall& call, const v1::AttendOptions& options) {
 // Reads an answer of tensors, each at its field, and of `others`.
 Calls::Reader ReaderOf(std::vector<TensorSink>* sinks, std::vector<InField> others) {
   std::vector<InField> fields = std::move(others);
+  fields.reserve(fields.size() + sinks->size());
   for (size_t i = 0; i < sinks->size(); ++i) {
     fields.push_back({static_cast<int>(i) + 1, &(*sinks)[i]});
   }
@@ -189,11 +190,13 @@ class AttendAnswer {
  public:
   explicit AttendAnswer(const std::vector<Expected>& expected) : expected_(expected) {
     Tensor* const tensors[] = {&result_.output, &weights_, &logsumexp_, &key_sums_};
+    sinks_.reserve(expected.size());
     for (size_t i = 0; i < expected.size(); ++i) sinks_.push_back({tensors[i], expected[i].into});
   }
 
   std::vector<InField> fields() {
     std::vector<InField> fields = {{5, &result_.stats}};
+    fields.reserve(1 + sinks_.size());
     for (size_t i = 0; i < sinks_.size(); ++i) {
       fields.push_back({static_cast<int>(i) + 1, &sinks_[i]});
     }
@@ -201,6 +204,7 @@ class AttendAnswer {
   }
   std::vector<PieceSink> pieces() {
     std::vector<PieceSink> pieces;
+    pieces.reserve(sinks_.size());
     for (size_t i = 0; i < sinks_.size(); ++i) pieces.push_back({expected_[i].piece, &sinks_[i]});
     return pieces;
   }
@@ -298,11 +302,9 @@ absl::StatusOr<HeadResult> Client::Head(const HeadInputs& inputs,
   const HeadCall call = [&](const HeadInputs& part,
                             const v1::AttendOptions& part_options) -> absl::StatusOr<HeadResult> {
     HeadResult result;
-    std::vector<TensorSink> sinks;
-    for (Tensor* const tensor : {&result.output, &result.query, &result.key, &result.value,
-                                 &result.logits, &result.weights, &result.context}) {
-      sinks.push_back({tensor});
-    }
+    std::vector<TensorSink> sinks = {{&result.output}, {&result.query},  {&result.key},
+                                     {&result.value},  {&result.logits}, {&result.weights},
+                                     {&result.context}};
     absl::Status status = calls_->Unary(kHead, RequestOf(part, part_options),
                                         ReaderOf(&sinks, {{8, &result.stats}}), group);
     if (!status.ok()) return status;
@@ -323,10 +325,8 @@ absl::StatusOr<BackwardResult> Client::Backward(const BackwardInputs& inputs,
           const v1::AttendOptions& part_options) -> absl::StatusOr<BackwardResult> {
     BackwardResult result;
     Tensor d_mask;
-    std::vector<TensorSink> sinks;
-    for (Tensor* const tensor : {&result.d_query, &result.d_key, &result.d_value, &d_mask}) {
-      sinks.push_back({tensor});
-    }
+    std::vector<TensorSink> sinks = {
+        {&result.d_query}, {&result.d_key}, {&result.d_value}, {&d_mask}};
     absl::Status status =
         calls_->Unary(kBackward, RequestOf(part, part_options),
                       ReaderOf(&sinks, {{5, &result.stats}, {6, &result.d_sinks}}), group);
