@@ -184,8 +184,8 @@ int64_t BackwardProblem::Bytes(int64_t batch, int64_t kv_heads) const {
   }
   // One number a batch or head, and the bytes of shapes.
   const int64_t other =
-      kMessageOverhead +
-      10 * (options_.key_lengths_size() + options_.alibi_slopes_size() + options_.sinks_size());
+      kMessageOverhead + int64_t{10} * (options_.key_lengths_size() + options_.alibi_slopes_size() +
+                                        options_.sinks_size());
   int64_t request = core::SaturatingSum({query, key, value, output, mask, other});
   if (inputs_.output.has_value()) {
     request = core::SaturatingSum(

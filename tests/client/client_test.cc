@@ -196,6 +196,48 @@ TEST_F(ClientTest, AMessageOf12MiBPasses) {
   for (const float value : result->output.values<float>()) ASSERT_NEAR(value, 1, 1e-5);
 }
 
+// Above its limit a server gets and gives pieces, and the answer is the same.
+TEST_F(ClientTest, AStreamHasTheBitsOfOneMessage) {
+  server::Config config = server::LoopbackConfig();
+  config.max_message_bytes = 200000;
+  const auto small = server::Server::Start(config).value();
+  const auto through = Client::Connect(small->address()).value();
+  const std::vector<int64_t> shape = {1, 2, 300, 32};
+  std::vector<float> query(2 * 300 * 32), key(query.size()), value(query.size());
+  for (size_t i = 0; i < query.size(); ++i) {
+    query[i] = std::sin(static_cast<float>(i));
+    key[i] = std::cos(static_cast<float>(3 * i));
+    value[i] = std::sin(static_cast<float>(5 * i));
+  }
+  const std::vector<float> mask(300 * 300, -0.5f);
+  v1::AttendOptions options;
+  options.set_causal(v1::CAUSAL_TOP_LEFT);
+  options.mutable_mask()->set_dtype(v1::DATA_TYPE_FLOAT32);
+  options.mutable_mask()->add_shape(300);
+  options.mutable_mask()->add_shape(300);
+  options.mutable_mask()->set_data(mask.data(), mask.size() * sizeof(float));
+  options.set_return_weights(true);
+  options.set_return_logsumexp(true);
+  options.set_return_key_sums(true);
+  const auto whole = client_->Attend({query, shape}, {key, shape}, {value, shape}, options);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const auto pieces = through->Attend({query, shape}, {key, shape}, {value, shape}, options);
+  ASSERT_TRUE(pieces.ok()) << pieces.status();
+  EXPECT_TRUE(pieces->output.bytes == whole->output.bytes);
+  EXPECT_TRUE(pieces->weights->bytes == whole->weights->bytes);
+  EXPECT_TRUE(pieces->logsumexp->bytes == whole->logsumexp->bytes);
+  EXPECT_TRUE(pieces->key_sums->bytes == whole->key_sums->bytes);
+  EXPECT_EQ(pieces->weights->shape, whole->weights->shape);
+  EXPECT_EQ(pieces->stats.flops(), whole->stats.flops());
+  // What is wrong is named as ever.
+  options.set_softcap(-1);
+  const auto refused = through->Attend({query, shape}, {key, shape}, {value, shape}, options);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("options.softcap: is -1"));
+  const auto bytes = through->Attend({query, shape}, {key, {1, 2, 301, 32}}, {value, shape});
+  EXPECT_EQ(bytes.status().code(), absl::StatusCode::kInvalidArgument) << bytes.status();
+}
+
 TEST_F(ClientTest, InfoAndHealth) {
   const auto info = client_->Info();
   ASSERT_TRUE(info.ok()) << info.status();

@@ -94,7 +94,7 @@ exits 2 'must be 0 or more' "$bin/attend" call --shape=1,-1 --random=1 --server=
 one_line
 exits 2 'must have 2 to 4' "$bin/attend" call --shape=8 --random=1
 one_line
-exits 2 'a message holds less than' "$bin/attend" call --shape=1,8,400000,64 --random=1
+exits 2 'bytes of arrays, at most' "$bin/attend" call --shape=1,8,40000000,64 --random=1
 one_line
 exits 2 'dtype' "$bin/attend" call --query=a --key=b --value=c --dtype=float64
 exits 3 'no server answered at 127.0.0.1:1 ' "$bin/attend" --server=127.0.0.1:1 \
