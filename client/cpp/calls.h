@@ -51,6 +51,7 @@ struct StreamCall {
   std::vector<PieceSource> sent;
   std::vector<InField> answer;  // of AttendResponse
   std::vector<PieceSink> received;
+  int64_t limit = 0;  // of a message: none is longer
 };
 
 // Thread-safe.

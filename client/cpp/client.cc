@@ -246,6 +246,7 @@ absl::StatusOr<AttendResult> RunAttend(Calls& calls, const AttendCall& call,
     StreamCall stream = StreamOf(call, options);
     stream.answer = answer.fields();
     stream.received = answer.pieces();
+    stream.limit = *limit;
     status = calls.Stream(stream, group);
   } else {
     status = calls.Unary(

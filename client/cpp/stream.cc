@@ -19,7 +19,9 @@ using google::protobuf::io::CodedInputStream;
 using Rpc = grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>;
 
 // The most that the contract allows in a piece.
-constexpr size_t kPieceBytes = size_t{1} << 20;
+constexpr int64_t kLargestPiece = int64_t{1} << 20;
+// Tags, lengths and numbers around a piece's bytes, at most.
+constexpr int64_t kAroundPiece = 64;
 
 // Fields of AttendStreamRequest and AttendStreamResponse, and of Piece; with their tags where they
 // are read.
@@ -181,12 +183,13 @@ bool SendAll(Rpc& rpc, const StreamCall& call, Loan& loan) {
   OutMessage header;
   header.AddMessage(kHeader, call.header);
   if (!Send(rpc, header, loan)) return false;
+  const auto longest = static_cast<size_t>(std::min(kLargestPiece, call.limit - kAroundPiece));
   for (const PieceSource& source : call.sent) {
-    for (size_t offset = 0; offset < source.bytes.size(); offset += kPieceBytes) {
+    for (size_t offset = 0; offset < source.bytes.size(); offset += longest) {
       OutMessage piece;
       piece.AddNumber(kTensor, static_cast<uint64_t>(source.tensor));
       if (offset > 0) piece.AddNumber(kOffset, offset);
-      piece.AddBytes(kData, source.bytes.substr(offset, kPieceBytes));
+      piece.AddBytes(kData, source.bytes.substr(offset, longest));
       OutMessage message;
       message.AddMessage(kPiece, piece);
       if (!Send(rpc, message, loan)) return false;

@@ -479,6 +479,7 @@ TEST(StuckWriteTest, KeepaliveBoundsHowFarTheDeadlineIsOverrun) {
   const std::string bytes(size_t{64} << 20, 'x');
   StreamCall call;
   call.sent = {{v1::PIECE_TENSOR_QUERY, bytes}};
+  call.limit = 1 << 20;
   CallGroup group(options.call_timeout);
   const absl::Time begin = absl::Now();
   EXPECT_FALSE((*calls)->Stream(call, group).ok());
