@@ -27,6 +27,11 @@ class CallGroup {
     for (const auto& [member, stop] : members_) stop();
   }
 
+  bool cancelled() {
+    core::MutexLock lock(mutex_);
+    return cancelled_;
+  }
+
   // A call, while it lives.
   class Member {
    public:

@@ -118,12 +118,17 @@ struct Calls::State {
     retries.max_attempts = most_attempts;
     Retry retry(retries, group.deadline(), seed++);
     while (true) {
-      const Outcome outcome = [&] {
+      Outcome outcome = [&] {
         Connection& connection = Least();
         const Place place(connection);
         return attempt(*connection.channel);
       }();
       if (outcome.status.ok()) return outcome.status;
+      if (absl::IsCancelled(outcome.status) && !group.cancelled()) {
+        // Nobody here asked for that: a server that ends lets go of calls so, or a proxy does.
+        outcome.status = absl::UnavailableError(
+            absl::StrCat("the server let go of the call: ", outcome.status.message()));
+      }
       const auto wait = retry.Next(outcome, absl::Now());
       if (!wait.has_value()) return Told(outcome, retry.attempts());
       if (!WaitIn(group, *wait)) return absl::CancelledError("the call was cancelled");

@@ -243,6 +243,19 @@ TEST_F(CallsTest, OthersAreNot) {
   }
 }
 
+// A server that ends lets go of calls in the transport, which has no other word for it.
+TEST_F(CallsTest, ACancelThatNobodyHereAskedForIsAServerThatIsGone) {
+  const auto client = Connect();
+  script_.Will({{grpc::StatusCode::CANCELLED}});
+  EXPECT_TRUE(Attend(*client).ok());
+  EXPECT_EQ(script_.calls(), 2);
+  options_.retry.max_attempts = 1;
+  script_.Will({{grpc::StatusCode::CANCELLED}});
+  const absl::Status status = Attend(*Connect()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(status.message(), "the server let go of the call: scripted");
+}
+
 TEST_F(CallsTest, AttemptsAreCountedAndTold) {
   const auto client = Connect();
   script_.Will(std::vector<Answer>(9, {grpc::StatusCode::UNAVAILABLE}));
