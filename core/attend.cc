@@ -5,6 +5,7 @@
 #include "core/checked_math.h"
 #include "core/chunked_path.h"
 #include "core/explicit_path.h"
+#include "core/widthless.h"
 
 namespace attendant::core {
 
@@ -29,6 +30,7 @@ absl::StatusOr<std::vector<Stage>> AttendStages(const Problem& problem,
     case Path::kChunked:
       break;
   }
+  if (IsWidthless(problem)) return WidthlessStages(problem, tensors);
   return ChunkedStages(problem, tensors, resources);
 }
 

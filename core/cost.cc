@@ -4,6 +4,7 @@
 #include "core/checked_math.h"
 #include "core/chunked_path.h"
 #include "core/explicit_path.h"
+#include "core/widthless.h"
 
 namespace attendant::core {
 namespace {
@@ -49,7 +50,7 @@ int64_t PathCost::flops() const {
 PathCost CostOf(const Problem& p, int threads, Kernel kernel) {
   const int64_t pairs = VisiblePairs(p);
   PathCost cost;
-  if (!ReturnsNothing(p)) {
+  if (!ReturnsNothing(p) && !IsWidthless(p)) {
     cost.workspace_bytes = p.path == Path::kExplicit ? ExplicitWorkspaceBytes(p, threads)
                                                      : ChunkedWorkspaceBytes(p, threads, kernel);
   }

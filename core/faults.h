@@ -20,7 +20,7 @@ static constexpr bool kCompiledIn = false;
 #endif
 
 enum class Point : uint8_t {
-  kAllocation,   // of a workspace: RESOURCE_EXHAUSTED
+  kAllocation,   // of a workspace, or of a place in the queue: RESOURCE_EXHAUSTED
   kEngineError,  // a tile is not run: INTERNAL
   kSlowTile,     // a tile starts some milliseconds late
   kCount,

@@ -67,9 +67,9 @@ class Scheduler::Turn final : public Checkpoint::Host {
   void GiveWay() override {
     if (Clock::now() - since_ < kSlice) return;
     while (true) {
-      Taken taken = scheduler_.TakeInstead(*this);
+      const Taken taken = scheduler_.TakeInstead(*this);
       if (taken.job == nullptr) return;
-      scheduler_.RunTaken(std::move(taken), worker_);
+      scheduler_.RunTaken(taken, worker_);
       since_ = Clock::now();
     }
   }
@@ -111,6 +111,9 @@ Scheduler::~Scheduler() {
 
 absl::Status Scheduler::Submit(std::shared_ptr<Job> job) {
   try {
+    if constexpr (faults::kCompiledIn) {
+      if (faults::Fires(faults::Point::kAllocation)) throw std::bad_alloc();
+    }
     JobList node;
     node.push_back(std::move(job));
     Job& submitted = *node.front();
@@ -127,7 +130,7 @@ absl::Status Scheduler::Submit(std::shared_ptr<Job> job) {
   }
 }
 
-absl::Status Scheduler::Run(std::vector<Stage> stages, JobTimes* times) {
+absl::Status Scheduler::Run(std::vector<Stage> stages, JobTimes* times, double expected_seconds) {
   Mutex mutex;
   CondVar complete;
   std::atomic<bool> done = false;
@@ -139,7 +142,9 @@ absl::Status Scheduler::Run(std::vector<Stage> stages, JobTimes* times) {
     done = true;
     complete.NotifyOne();
   };
-  absl::Status submitted = Submit(std::make_shared<Job>(std::move(stages), on_done));
+  auto job = std::make_shared<Job>(std::move(stages), on_done);
+  job->set_expected_seconds(expected_seconds);
+  absl::Status submitted = Submit(std::move(job));
   if (!submitted.ok()) return submitted;
   YieldUntil([&] { return done.load(std::memory_order_relaxed); }, kAwait);
   MutexLock lock(mutex);
@@ -175,9 +180,9 @@ void Scheduler::Work(int worker) {
   PrepareThreadForGemm();
   while (true) {
     Linger();
-    Taken taken = TakeNext();
+    const Taken taken = TakeNext();
     if (taken.job == nullptr) return;
-    RunTaken(std::move(taken), worker);
+    RunTaken(taken, worker);
   }
 }
 
@@ -248,7 +253,7 @@ Scheduler::Taken Scheduler::Take(Job* job) {
   return taken;
 }
 
-void Scheduler::RunTaken(Taken taken, int worker) {
+void Scheduler::RunTaken(const Taken& taken, int worker) {
   Turn turn(*this, *taken.job, worker);
   if (taken.tile != kNoTile) {
     absl::Status status = RunTile(taken, {taken.tile, worker, &taken.job->stopped_, &turn});
@@ -260,8 +265,9 @@ void Scheduler::RunTaken(Taken taken, int worker) {
 absl::Status Scheduler::RunTile(const Taken& taken, const TileContext& context) {
   if constexpr (faults::kCompiledIn) {
     constexpr auto kLate = std::chrono::milliseconds(3);
-    if (faults::Fires(faults::Point::kEngineError))
+    if (faults::Fires(faults::Point::kEngineError)) {
       return absl::InternalError("a fault was asked for");
+    }
     if (faults::Fires(faults::Point::kSlowTile)) std::this_thread::sleep_for(kLate);
   }
   try {

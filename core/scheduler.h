@@ -60,9 +60,10 @@ class Scheduler {
   absl::Status Submit(std::shared_ptr<Job> job);
 
   // Runs the stages and returns when they are complete: OK, the first tile's error, or what Submit
-  // says. times: where to write when things happened, or null. Not to be called on a compute
-  // thread.
-  absl::Status Run(std::vector<Stage> stages, JobTimes* times = nullptr);
+  // says. times: where to write when things happened, or null. expected_seconds: as of a job. Not
+  // to be called on a compute thread.
+  absl::Status Run(std::vector<Stage> stages, JobTimes* times = nullptr,
+                   double expected_seconds = 0);
 
   int threads() const { return static_cast<int>(threads_.size()); }
   int queued() const ABSL_LOCKS_EXCLUDED(mutex_);   // jobs that wait for their turn
@@ -90,7 +91,7 @@ class Scheduler {
   // What may have the thread before the turn's tile goes on; the job is null where nothing may.
   Taken TakeInstead(Turn& turn) ABSL_LOCKS_EXCLUDED(mutex_);
   Taken Take(Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void RunTaken(Taken taken, int worker) ABSL_LOCKS_EXCLUDED(mutex_);
+  void RunTaken(const Taken& taken, int worker) ABSL_LOCKS_EXCLUDED(mutex_);
   static absl::Status RunTile(const Taken& taken, const TileContext& context);
   // Puts back what was taken and used a thread for so long. The last to do so starts the next stage
   // or completes the job.

@@ -17,6 +17,7 @@
 #include "core/half.h"
 #include "core/machine.h"
 #include "core/second_sweep.h"
+#include "core/widthless.h"
 #include "core/workspace.h"
 
 namespace attendant::core {
@@ -333,7 +334,12 @@ double SecondsOf(const Problem& p, const Speed& speed) {
   const Rate& rate = RateFor(p, speed);
   const bool measured = rate.flop_seconds + rate.pair_seconds > 0;
   if (!measured || ReturnsNothing(p)) return 0;
-  return SecondsAt(rate, p) + MoreSeconds(p, speed);
+  if (p.width > 0 || p.value_width > 0) return SecondsAt(rate, p) + MoreSeconds(p, speed);
+  // No products: what is left takes an operation at least of each pair, or of each row where only
+  // pairs are counted.
+  const double all =
+      IsWidthless(p) ? ToDouble(SaturatingProduct({p.batch, p.heads, p.queries})) : PairsOf(p);
+  return rate.start_seconds + all * std::max(rate.pair_seconds, rate.flop_seconds);
 }
 
 double SecondsOf(const HeadProblem& h, const Speed& speed) {
