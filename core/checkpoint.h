@@ -21,7 +21,7 @@ class Checkpoint {
   };
 
   // host: null where there are no other jobs.
-  Checkpoint(const std::atomic<bool>& stop, Host* host = nullptr) : stop_(&stop), host_(host) {}
+  Checkpoint(const std::atomic<bool>& stop, Host* host) : stop_(&stop), host_(host) {}
 
   // Called at least once in every millisecond or so of work. True once the job is to stop: the tile
   // then returns early.

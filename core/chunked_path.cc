@@ -101,7 +101,7 @@ class ChunkedJob {
     const auto key = tensors_.key.Head(block.batch, problem_.KvHead(block.head));
     const auto value = tensors_.value.Head(block.batch, problem_.KvHead(block.head));
     for (int64_t first = seen.begin / kKeyBlock * kKeyBlock; first < seen.end; first += kKeyBlock) {
-      if (context.stopped()) return absl::OkStatus();
+      if (context.checkpoint().ToStop()) return absl::OkStatus();
       // The whole block, although nobody may see its end: the second sweep takes the same, and only
       // products of the same shape are sure to round a score in the same way.
       const KeyRange keys{first, std::min(first + kKeyBlock, problem_.keys)};
@@ -129,7 +129,7 @@ class ChunkedJob {
     if (sums != nullptr) std::fill_n(sums, keys.size(), T{0});
     const HeadScores<T> scores_of(problem_, tensors_.mask, block.batch, block.head);
     for (int64_t first = 0; first < problem_.queries; first += kQueryBlock) {
-      if (context.stopped()) return absl::OkStatus();
+      if (context.checkpoint().ToStop()) return absl::OkStatus();
       const int64_t count = std::min(kQueryBlock, problem_.queries - first);
       const MatrixView<T> weights = WeightsBlock(block.flat_head, first, count, keys, **scratch);
       if (problem_.Ask(block.batch, first, count, keys) != Visibility::kNone) {

@@ -10,6 +10,7 @@
 #include "core/gradient_rows.h"
 #include "core/half.h"
 #include "core/head_scores.h"
+#include "core/long_product.h"
 #include "core/mask_gradient.h"
 #include "core/scratch_pool.h"
 #include "core/softmax.h"
@@ -88,7 +89,7 @@ class ExplicitGradientJob {
     const auto query =
         WidenRows(tensors_.query.Head(block.batch, block.head).Rows(block.first, block.count),
                   (*scratch)->tile.data());
-    return Products(block, query, tensors_.key, weights_, **scratch);
+    return Products(query, tensors_.key, PairsOf(weights_, block), **scratch, context);
   }
 
   // d_scores_ = d_O V^T, which is d_P.
@@ -98,13 +99,14 @@ class ExplicitGradientJob {
     const auto d_output = WidenRows(
         DOutput(block.batch, block.head, {block.first, block.first + block.count}, **scratch),
         (*scratch)->tile.data());
-    return Products(block, d_output, tensors_.value, d_scores_, **scratch);
+    return Products(d_output, tensors_.value, PairsOf(d_scores_, block), **scratch, context);
   }
 
   // weights_ = P, and d_scores_ = d_Z.
-  absl::Status Softmax(const Tiling::Block& block) {
+  absl::Status Softmax(const Tiling::Block& block, const TileContext& context) {
     const HeadScores<T> scores_of(problem_, tensors_.mask, block.batch, block.head);
     for (int64_t i = 0; i < block.count; ++i) {
+      if (IsDue(i, problem_.keys) && context.checkpoint().ToStop()) return StoppedError();
       const int64_t query = block.first + i;
       const int64_t row = block.flat_head * problem_.queries + query;
       const KeyRange seen = problem_.VisibleKeys(block.batch, query);
@@ -127,20 +129,20 @@ class ExplicitGradientJob {
   }
 
   // d_V of some keys, over all queries of all heads that share them.
-  absl::Status ValueGradients(int64_t tile, const TileContext& context) {
+  absl::Status ValueGradients(const TileContext& context) {
     const auto scratch = GetScratch(context.worker);
     if (!scratch.ok()) return scratch.status();
-    return KeySide(tile, weights_, tensors_.d_value, **scratch,
+    return KeySide(context, weights_, tensors_.d_value, **scratch,
                    [&](int64_t batch, int64_t head, KeyRange queries) {
                      return DOutput(batch, head, queries, **scratch);
                    });
   }
 
   // The same of d_K.
-  absl::Status KeyGradients(int64_t tile, const TileContext& context) {
+  absl::Status KeyGradients(const TileContext& context) {
     const auto scratch = GetScratch(context.worker);
     if (!scratch.ok()) return scratch.status();
-    return KeySide(tile, d_scores_, tensors_.d_key, **scratch,
+    return KeySide(context, d_scores_, tensors_.d_key, **scratch,
                    [&](int64_t batch, int64_t head, KeyRange queries) {
                      return tensors_.query.Head(batch, head).Rows(queries.begin, queries.size());
                    });
@@ -152,20 +154,22 @@ class ExplicitGradientJob {
     if (!scratch.ok()) return scratch.status();
     MaskGradientTile part(problem_, context.tile, (*scratch)->mask_sums.data());
     part.ForScores([&](int64_t batch, int64_t head, KeyRange queries, KeyRange keys) {
-      if (context.stopped()) return;
+      if (context.checkpoint().ToStop()) return false;
       const int64_t row = (batch * problem_.heads + head) * problem_.queries + queries.begin;
       part.Add(queries, keys, d_scores_.data() + row * problem_.keys + keys.begin, problem_.keys,
                1);
+      return true;
     });
     part.Store(tensors_.d_mask);
     return absl::OkStatus();
   }
 
   // d_scores_ becomes scale d_S. REQUIRES: with a softcap, weights_ = Q K^T again.
-  absl::Status Chain(const Tiling::Block& block) {
+  absl::Status Chain(const Tiling::Block& block, const TileContext& context) {
     const auto scale = static_cast<T>(problem_.scale);
     const auto softcap = static_cast<T>(problem_.softcap);
     for (int64_t i = 0; i < block.count; ++i) {
+      if (IsDue(i, problem_.keys) && context.checkpoint().ToStop()) return StoppedError();
       const int64_t row = block.flat_head * problem_.queries + block.first + i;
       T* const d_scores = d_scores_.data() + row * problem_.keys;
       const T* const products = weights_.data() + row * problem_.keys;
@@ -190,8 +194,8 @@ class ExplicitGradientJob {
         tensors_.d_query.Head(block.batch, block.head).Rows(block.first, block.count);
     const MatrixView<T> sums = SumsFor(to, **scratch);
     absl::Status status = ForWideRows(
-        tensors_.key.Head(block.batch, problem_.KvHead(block.head)), keys, kSummedRows,
-        (*scratch)->summed.data(), [&](const MatrixView<const T>& rows, KeyRange part) {
+        tensors_.key.Head(block.batch, problem_.KvHead(block.head)), keys, WideRowsIn(**scratch),
+        context.checkpoint(), [&](const MatrixView<const T>& rows, KeyRange part) {
           const MatrixView<T> d_scores = Block(d_scores_, block, part);
           return ValueProduct<T>(problem_, PartOf(block.batch, block.head, block.first, part),
                                  {d_scores.data, d_scores.rows, d_scores.columns, d_scores.stride},
@@ -245,17 +249,29 @@ class ExplicitGradientJob {
     return {batch, first_query, keys, {problem_, tensors_.mask, batch, head}};
   }
 
-  // The block of `products` = rows times the keys or values that some of the queries see.
-  absl::Status Products(const Tiling::Block& block, const MatrixView<const T>& rows,
-                        const TensorView<const S>& keys_or_values, const Buffer<T>& products,
-                        const Scratch<S>& scratch) const {
+  static WidePart<T> WideRowsIn(const Scratch<S>& scratch) {
+    return {scratch.summed.data(), kSummedRows};
+  }
+
+  // A block of queries of a (B, H, Tq, Tk) matrix.
+  struct PairsOf {
+    PairsOf(const Buffer<T>& of_matrix, const Tiling::Block& of_block)
+        : matrix(of_matrix), block(of_block) {}
+    const Buffer<T>& matrix;
+    const Tiling::Block& block;
+  };
+  // It = rows times the keys or values that some of the queries see.
+  absl::Status Products(const MatrixView<const T>& rows, const TensorView<const S>& keys_or_values,
+                        const PairsOf& products, const Scratch<S>& scratch,
+                        const TileContext& context) const {
+    const Tiling::Block& block = products.block;
     const KeyRange keys = problem_.VisibleKeysOfAny(block.batch, block.first, block.count);
-    return ForWideRows(keys_or_values.Head(block.batch, problem_.KvHead(block.head)), keys,
-                       kSummedRows, scratch.summed.data(),
-                       [&](const MatrixView<const T>& part, KeyRange range) {
-                         return Gemm(rows, part, Transpose::kYes, Block(products, block, range),
-                                     /*accumulate=*/false);
-                       });
+    return ForWideRows(
+        keys_or_values.Head(block.batch, problem_.KvHead(block.head)), keys, WideRowsIn(scratch),
+        context.checkpoint(), [&](const MatrixView<const T>& part, KeyRange range) {
+          return Gemm(rows, part, Transpose::kYes, Block(products.matrix, block, range),
+                      /*accumulate=*/false);
+        });
   }
 
   // Turns a row of products into weights by the caller's logsumexp; returns the sink's weight.
@@ -290,9 +306,10 @@ class ExplicitGradientJob {
 
   // to = matrix^T * rows over all queries of the heads that share a block of keys.
   template <typename RowsOf>
-  absl::Status KeySide(int64_t tile, const Buffer<T>& matrix, const TensorView<S>& to,
+  absl::Status KeySide(const TileContext& context, const Buffer<T>& matrix, const TensorView<S>& to,
                        const Scratch<S>& scratch, const RowsOf& rows_of) {
     const int64_t blocks = KeyBlocks(problem_);
+    const int64_t tile = context.tile;
     const int64_t first_key = tile % blocks * kTileRows;
     const KeyRange keys{first_key, std::min(first_key + kTileRows, problem_.keys)};
     const int64_t batch = tile / blocks / problem_.kv_heads;
@@ -303,6 +320,7 @@ class ExplicitGradientJob {
     bool accumulate = false;
     for (int64_t head = kv_head * shared; head < (kv_head + 1) * shared; ++head) {
       for (int64_t first = 0; first < problem_.queries || !accumulate; first += kSummedRows) {
+        if (context.checkpoint().ToStop()) return StoppedError();
         const KeyRange queries{first, std::min(first + kSummedRows, problem_.queries)};
         const int64_t row = (batch * problem_.heads + head) * problem_.queries + queries.begin;
         const MatrixView<const T> part{matrix.data() + row * problem_.keys + keys.begin,
@@ -373,7 +391,7 @@ absl::StatusOr<std::vector<Stage>> ExplicitGradientStages(const GradientProblem&
   };
   const auto of_keys = [&](const char* name, auto method) {
     stages.push_back({name, KeyTiles(p), [job, method](const TileContext& context) {
-                        return ((*job).*method)(context.tile, context);
+                        return ((*job).*method)(context);
                       }});
   };
   const auto scores = [job](const Tiling::Block& block, const TileContext& context) {
@@ -383,8 +401,9 @@ absl::StatusOr<std::vector<Stage>> ExplicitGradientStages(const GradientProblem&
   of_queries("d_weights", [job](const Tiling::Block& block, const TileContext& context) {
     return job->WeightGradients(block, context);
   });
-  of_queries("softmax",
-             [job](const Tiling::Block& block, const TileContext&) { return job->Softmax(block); });
+  of_queries("softmax", [job](const Tiling::Block& block, const TileContext& context) {
+    return job->Softmax(block, context);
+  });
   of_keys("d_value", &ExplicitGradientJob<S>::ValueGradients);
   if (problem.return_d_mask) {
     if (MaskGradientTile::Tiles(p) == 0) ClearMaskGradient(p, tensors.d_mask);
@@ -392,8 +411,9 @@ absl::StatusOr<std::vector<Stage>> ExplicitGradientStages(const GradientProblem&
                       [job](const TileContext& context) { return job->MaskSums(context); }});
   }
   if (p.softcap != 0) of_queries("scores", scores);
-  of_queries("chain",
-             [job](const Tiling::Block& block, const TileContext&) { return job->Chain(block); });
+  of_queries("chain", [job](const Tiling::Block& block, const TileContext& context) {
+    return job->Chain(block, context);
+  });
   of_queries("d_query", [job](const Tiling::Block& block, const TileContext& context) {
     return job->QueryGradients(block, context);
   });

@@ -12,6 +12,7 @@
 #include "core/gemm.h"
 #include "core/half.h"
 #include "core/head_scores.h"
+#include "core/long_product.h"
 #include "core/scratch_pool.h"
 #include "core/softmax.h"
 #include "core/tiling.h"
@@ -75,25 +76,26 @@ struct ExplicitJob {
     });
   }
 
-  absl::Status ComputeScores(const Tiling::Block& block, int worker) {
-    const auto scratch_of = GetWide(worker);
+  absl::Status ComputeScores(const Tiling::Block& block, const TileContext& context) {
+    const auto scratch_of = GetWide(context.worker);
     if (!scratch_of.ok()) return scratch_of.status();
     const KeyRange keys = problem.VisibleKeysOfAny(block.batch, block.first, block.count);
     const auto query =
         WidenRows(tensors.query.Head(block.batch, block.head).Rows(block.first, block.count),
                   (*scratch_of)->query.data());
     const auto key = tensors.key.Head(block.batch, problem.KvHead(block.head));
-    return ForWideRows(key, keys, kKeyBlock, (*scratch_of)->rows.data(),
+    return ForWideRows(key, keys, WideRowsIn(**scratch_of), context.checkpoint(),
                        [&](const MatrixView<const T>& rows, KeyRange part) {
                          return Gemm(query, rows, Transpose::kYes, Scores(block, part),
                                      /*accumulate=*/false);
                        });
   }
 
-  absl::Status ComputeSoftmax(const Tiling::Block& block, int /*worker*/) {
+  absl::Status ComputeSoftmax(const Tiling::Block& block, const TileContext& context) {
     const MatrixView<T> rows = Scores(block, {0, problem.keys});
     const HeadScores<T> scores_of(problem, tensors.mask, block.batch, block.head);
     for (int64_t i = 0; i < block.count; ++i) {
+      if (IsDue(i, problem.keys) && context.checkpoint().ToStop()) return StoppedError();
       const int64_t query = block.first + i;
       const KeyRange seen = problem.VisibleKeys(block.batch, query);
       const T logsumexp = scores_of.Softmax(query, seen, problem.keys, rows.Row(i)).logsumexp;
@@ -106,8 +108,8 @@ struct ExplicitJob {
     return absl::OkStatus();
   }
 
-  absl::Status ComputeValues(const Tiling::Block& block, int worker) {
-    const auto scratch_of = GetWide(worker);
+  absl::Status ComputeValues(const Tiling::Block& block, const TileContext& context) {
+    const auto scratch_of = GetWide(context.worker);
     if (!scratch_of.ok()) return scratch_of.status();
     const KeyRange keys = problem.VisibleKeysOfAny(block.batch, block.first, block.count);
     const auto value = tensors.value.Head(block.batch, problem.KvHead(block.head));
@@ -115,7 +117,7 @@ struct ExplicitJob {
         tensors.output.Head(block.batch, block.head).Rows(block.first, block.count);
     const MatrixView<T> wide_output = WideOutput(output, **scratch_of);
     absl::Status status = ForWideRows(
-        value, keys, kKeyBlock, (*scratch_of)->rows.data(),
+        value, keys, WideRowsIn(**scratch_of), context.checkpoint(),
         [&](const MatrixView<const T>& rows, KeyRange part) {
           const MatrixView<T> weights = Scores(block, part);
           const WeightsPart<T> of{
@@ -130,6 +132,10 @@ struct ExplicitJob {
     return status;
   }
 
+  static WidePart<T> WideRowsIn(const WideScratch<T>& scratch) {
+    return {scratch.rows.data(), kKeyBlock};
+  }
+
   // Where values are summed: the output, or what is rounded to it.
   static MatrixView<T> WideOutput(const MatrixView<S>& output, const WideScratch<T>& to) {
     if constexpr (kIsHalf<S>) {
@@ -139,11 +145,12 @@ struct ExplicitJob {
     }
   }
 
-  absl::Status ComputeKeySums(const Tiling::Block& block, int /*worker*/) {
+  absl::Status ComputeKeySums(const Tiling::Block& block, const TileContext& context) {
     T* const sums = tensors.key_sums + block.flat_head * problem.keys + block.first;
     std::fill_n(sums, block.count, T{0});
     const T* weights = scores + block.flat_head * problem.queries * problem.keys + block.first;
     for (int64_t query = 0; query < problem.queries; ++query) {
+      if (IsDue(query, block.count) && context.checkpoint().ToStop()) return StoppedError();
       AddRow(sums, weights + query * problem.keys, block.count);
     }
     return absl::OkStatus();
@@ -205,7 +212,7 @@ absl::StatusOr<std::vector<Stage>> ExplicitStages(const Problem& problem,
   const Tiling queries(problem, problem.queries, kQueryBlock);
   const auto stage = [&](const char* name, const Tiling& tiling, auto method) {
     return Stage{name, tiling.tiles(), [job, tiling, method](const TileContext& context) {
-                   return ((*job).*method)(tiling[context.tile], context.worker);
+                   return ((*job).*method)(tiling[context.tile], context);
                  }};
   };
   std::vector<Stage> stages;

@@ -121,12 +121,14 @@ class FusedGradientJob {
     return absl::OkStatus();
   }
 
-  // The same of a head's keys and values.
+  // The same of a range of keys and values.
   void ClearKeys(int64_t tile) {
-    const int64_t batch = tile / problem_.kv_heads;
-    const int64_t head = tile % problem_.kv_heads;
-    ClearRows(tensors_.d_key.Head(batch, head));
-    ClearRows(tensors_.d_value.Head(batch, head));
+    const int64_t ranges = Ranges(problem_.keys);
+    const KeyRange keys = RangeOf(tile % ranges, problem_.keys);
+    const int64_t batch = tile / ranges / problem_.kv_heads;
+    const int64_t head = tile / ranges % problem_.kv_heads;
+    ClearRows(OfKeys(tensors_.d_key, batch, head, keys));
+    ClearRows(OfKeys(tensors_.d_value, batch, head, keys));
   }
 
   // A tile of stage `diagonal`. REQUIRES: S is not half precision.
@@ -164,7 +166,7 @@ class FusedGradientJob {
       group.d_key = OfKeys(tensors_.d_key, batch, kv_head, group.keys);
       group.d_value = OfKeys(tensors_.d_value, batch, kv_head, group.keys);
     }
-    FusedGradient(group, scratch.kernel.data(), *context.stop);
+    FusedGradient(group, scratch.kernel.data(), context.checkpoint());
   }
 
   // d_query of some rows, over all keys.
@@ -176,7 +178,7 @@ class FusedGradientJob {
     group.d_query = Sums((*scratch)->sums.data(), block.count, problem_.width);
     for (int64_t i = 0; i < Ranges(problem_.keys) && !context.stopped(); ++i) {
       group.keys = RangeOf(i, problem_.keys);
-      FusedGradient(group, (*scratch)->kernel.data(), *context.stop);
+      FusedGradient(group, (*scratch)->kernel.data(), context.checkpoint());
     }
     StoreRows(group.d_query,
               tensors_.d_query.Head(block.batch, block.head).Rows(block.first, block.count));
@@ -200,7 +202,7 @@ class FusedGradientJob {
       group.keys = keys;
       group.d_key = d_key;
       group.d_value = d_value;
-      FusedGradient(group, (*scratch)->kernel.data(), *context.stop);
+      FusedGradient(group, (*scratch)->kernel.data(), context.checkpoint());
     }
     StoreRows(d_key, OfKeys(tensors_.d_key, batch, kv_head, keys));
     StoreRows(d_value, OfKeys(tensors_.d_value, batch, kv_head, keys));
@@ -213,12 +215,13 @@ class FusedGradientJob {
     if (!scratch.ok()) return scratch.status();
     MaskGradientTile part(problem_, context.tile, (*scratch)->mask_sums.data());
     part.ForScores([&](int64_t batch, int64_t head, KeyRange queries, KeyRange keys) {
-      if (context.stopped()) return;
+      if (context.checkpoint().ToStop()) return false;
       GradientGroup<S> group = Group(batch, head, queries, **scratch);
       group.keys = keys;
       T* const d_scores = (*scratch)->d_scores.data();
       FusedScoreGradients(group, (*scratch)->kernel.data(), d_scores, queries.size());
       part.Add(queries, keys, d_scores, 1, queries.size());
+      return true;
     });
     part.Store(tensors_.d_mask);
     return absl::OkStatus();
@@ -286,7 +289,7 @@ class FusedGradientJob {
                const TileContext& context) const {
     FusedForward(Group<FusedGroup<S>>(block.batch, block.head,
                                       {block.first, block.first + block.count}, scratch),
-                 scratch.kernel.data(), *context.stop);
+                 scratch.kernel.data(), context.checkpoint());
   }
 
   // What the forward's group and the gradient's have in common: all of a tile but its sums, and the
@@ -381,10 +384,11 @@ absl::StatusOr<std::vector<Stage>> FusedGradientStages(const GradientProblem& pr
         [job](const TileContext& context) { return job->KeySums(context); });
   } else {
     const bool empty = SaturatingProduct({p.keys, std::max(p.width, p.value_width)}) == 0;
-    add("clear", empty ? 0 : KvHeads(p), [job](const TileContext& context) {
-      job->ClearKeys(context.tile);
-      return absl::OkStatus();
-    });
+    add("clear", empty ? 0 : SaturatingProduct({KvHeads(p), Ranges(p.keys)}),
+        [job](const TileContext& context) {
+          job->ClearKeys(context.tile);
+          return absl::OkStatus();
+        });
     const Diagonal parts(p);
     for (int64_t diagonal = 0; diagonal < parts.stages(); ++diagonal) {
       add("gradient", parts.tiles,

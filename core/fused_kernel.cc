@@ -1,7 +1,6 @@
 #include "core/fused_kernel.h"
 
 #include <algorithm>
-#include <atomic>
 #include <limits>
 
 #include "core/checked_math.h"
@@ -320,10 +319,10 @@ void SweepBlock(const FusedGroup<S>& group, const Sweep<T>& sweep, KeyRange keys
   }
 }
 
-// All keys, and the sink. Returns false once *stop.
+// All keys, and the sink. Returns false once the checkpoint says so.
 template <typename S, typename T = Wide<S>>
 bool SweepKeys(const FusedGroup<S>& group, const Sweep<T>& sweep, const Scratch<T>& scratch,
-               const std::atomic<bool>& stop) {
+               const Checkpoint& checkpoint) {
   const auto each_panel = [&](const auto& act) {
     for (int i = 0; i < scratch.count; ++i) act(scratch.panels[i]);
   };
@@ -341,7 +340,7 @@ bool SweepKeys(const FusedGroup<S>& group, const Sweep<T>& sweep, const Scratch<
     const int64_t segment_end = std::min(segment + kFusedSegment, sweep.seen.end);
     for (int64_t first = std::max(segment, sweep.seen.begin / kFusedBlock * kFusedBlock);
          first < segment_end; first += kFusedBlock) {
-      if (stop.load(std::memory_order_relaxed)) return false;
+      if (checkpoint.ToStop()) return false;
       SweepBlock(group, sweep, {first, std::min(first + kFusedBlock, segment_end)}, scratch);
     }
     if (!sweep.merge) continue;
@@ -388,7 +387,7 @@ Scratch<T> FindShifts(const FusedGroup<S>& group, const Sweep<T>& sweep,
 }
 
 template <typename S, typename T = Wide<S>>
-void ForwardImpl(const FusedGroup<S>& group, T* memory, const std::atomic<bool>& stop) {
+void ForwardImpl(const FusedGroup<S>& group, T* memory, const Checkpoint& checkpoint) {
   const Problem& problem = *group.problem;
   Arena<T> arena(memory);
   Scratch<T> scratch(arena, problem, group.query.rows);
@@ -402,10 +401,10 @@ void ForwardImpl(const FusedGroup<S>& group, T* memory, const std::atomic<bool>&
   for (int i = 0; shifts && i < scratch.count; ++i) {
     std::fill_n(scratch.panels[i].shift, LanesOfPanel(scratch.panels[i]), T{0});
   }
-  if (!SweepKeys(group, sweep, scratch, stop)) return;
+  if (!SweepKeys(group, sweep, scratch, checkpoint)) return;
   if (shifts) {
     const Scratch<T> shifted = FindShifts(group, sweep, scratch);
-    if (shifted.count > 0 && !SweepKeys(group, sweep, shifted, stop)) return;
+    if (shifted.count > 0 && !SweepKeys(group, sweep, shifted, checkpoint)) return;
   }
   for (int i = 0; i < scratch.count; ++i) {
     FinishPanel(group, scratch.panels[i], sweep.merge, scratch);
@@ -468,16 +467,16 @@ bool FewQueriesD(const Problem& problem) { return FewQueries<double>(problem); }
 
 #define ATTENDANT_DEFINE_STORED(S, Suffix)                                           \
   void Forward##Suffix(const FusedGroup<S>& group, Wide<S>* memory,                  \
-                       const std::atomic<bool>& stop) {                              \
-    ForwardImpl(group, memory, stop);                                                \
+                       const Checkpoint& checkpoint) {                               \
+    ForwardImpl(group, memory, checkpoint);                                          \
   }                                                                                  \
   void Weights##Suffix(const FusedGroup<S>& group, KeyRange keys, Wide<S>* memory,   \
                        Wide<S>* weights, int64_t stride) {                           \
     WeightsImpl(group, keys, memory, weights, stride);                               \
   }                                                                                  \
   void RowsSegment##Suffix(const FusedRows<S>& rows, int64_t begin, Wide<S>* memory, \
-                           const std::atomic<bool>& stop, Wide<S>* states) {         \
-    RowsSegmentImpl(rows, begin, memory, stop, states);                              \
+                           const Checkpoint& checkpoint, Wide<S>* states) {          \
+    RowsSegmentImpl(rows, begin, memory, checkpoint, states);                        \
   }                                                                                  \
   void FinishRow##Suffix(const Wide<S>* states, int64_t segments, int64_t stride,    \
                          const FusedRowResult<S>& to) {                              \
@@ -521,8 +520,8 @@ ATTENDANT_EXPORT_COMPUTED(double, D)
   HWY_EXPORT(RowsSegment##Suffix);                                                                 \
   HWY_EXPORT(FinishRow##Suffix);                                                                   \
   template <>                                                                                      \
-  void FusedForward(const FusedGroup<S>& group, Wide<S>* scratch, const std::atomic<bool>& stop) { \
-    HWY_DYNAMIC_DISPATCH(Forward##Suffix)(group, scratch, stop);                                   \
+  void FusedForward(const FusedGroup<S>& group, Wide<S>* scratch, const Checkpoint& checkpoint) {  \
+    HWY_DYNAMIC_DISPATCH(Forward##Suffix)(group, scratch, checkpoint);                             \
   }                                                                                                \
   template <>                                                                                      \
   void FusedWeights(const FusedGroup<S>& group, KeyRange keys, Wide<S>* scratch, Wide<S>* weights, \
@@ -531,8 +530,8 @@ ATTENDANT_EXPORT_COMPUTED(double, D)
   }                                                                                                \
   template <>                                                                                      \
   void FusedRowsSegment(const FusedRows<S>& rows, int64_t begin, Wide<S>* scratch,                 \
-                        const std::atomic<bool>& stop, Wide<S>* states) {                          \
-    HWY_DYNAMIC_DISPATCH(RowsSegment##Suffix)(rows, begin, scratch, stop, states);                 \
+                        const Checkpoint& checkpoint, Wide<S>* states) {                           \
+    HWY_DYNAMIC_DISPATCH(RowsSegment##Suffix)(rows, begin, scratch, checkpoint, states);           \
   }                                                                                                \
   template <>                                                                                      \
   void FusedFinishRow(const Wide<S>* states, int64_t segments, int64_t stride,                     \

@@ -48,10 +48,10 @@
 #define ATTENDANT_CORE_FUSED_KERNEL_H_
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 
 #include "core/checked_math.h"
+#include "core/checkpoint.h"
 #include "core/mask.h"
 #include "core/problem.h"
 #include "core/tensor_view.h"
@@ -99,9 +99,10 @@ int64_t FusedGroupRows(const Problem& problem);
 template <typename T>
 int64_t FusedScratchElements(const Problem& problem);
 
-// Computes the group. Returns early, with the output not written, once *stop. Thread-safe.
+// Computes the group. Returns early, with the output not written, once the checkpoint says so.
+// Thread-safe.
 template <typename S>
-void FusedForward(const FusedGroup<S>& group, Wide<S>* scratch, const std::atomic<bool>& stop);
+void FusedForward(const FusedGroup<S>& group, Wide<S>* scratch, const Checkpoint& checkpoint);
 
 // The softmax weights of the group's queries over a block of at most kFusedBlock keys at a multiple
 // of it, from what FusedForward found: weights[key][row], `stride` elements from one key to the
@@ -142,10 +143,11 @@ constexpr int64_t FusedStateElements(int64_t value_width) {
 }
 
 // Computes the rows' states of the segment of keys that begins at `begin`, a multiple of
-// kFusedSegment: states[row][FusedStateElements]. Returns early once *stop. Thread-safe.
+// kFusedSegment: states[row][FusedStateElements]. Returns early once the checkpoint says so.
+// Thread-safe.
 template <typename S>
 void FusedRowsSegment(const FusedRows<S>& rows, int64_t begin, Wide<S>* scratch,
-                      const std::atomic<bool>& stop, Wide<S>* states);
+                      const Checkpoint& checkpoint, Wide<S>* states);
 
 // Where a row goes; null where it is not wanted, but for the output.
 template <typename S, typename T = Wide<S>>

@@ -179,7 +179,7 @@ class FusedJob {
       group.next_key = next.key.Rows(seen.begin, seen.size());
       group.next_value = next.value.Rows(seen.begin, seen.size());
     }
-    FusedForward(group, (*scratch)->kernel.data(), *context.stop);
+    FusedForward(group, (*scratch)->kernel.data(), context.checkpoint());
     return absl::OkStatus();
   }
 
@@ -194,7 +194,7 @@ class FusedJob {
     const int64_t count = std::min(kFusedMostRows, rows_of_keys_ - task * kFusedMostRows);
     T* const states = (*scratch)->states.data();
     FusedRowsSegment(RowsOf(first, count), segment * kFusedSegment, (*scratch)->kernel.data(),
-                     *context.stop, states);
+                     context.checkpoint(), states);
     if (context.stopped()) return absl::OkStatus();
     const int64_t size = FusedStateElements(problem_.value_width);
     for (int64_t i = 0; i < count; ++i) {
@@ -231,7 +231,7 @@ class FusedJob {
     if (sums != nullptr) std::fill_n(sums, keys.size(), T{0});
     const int64_t most = FusedTaskRows<T>(problem_, threads_);
     for (int64_t first = 0; first < problem_.queries; first += most) {
-      if (context.stopped()) return absl::OkStatus();
+      if (context.checkpoint().ToStop()) return absl::OkStatus();
       const int64_t count = std::min(most, problem_.queries - first);
       FusedWeights(Group(block.batch, block.head, first, count), keys, (*scratch)->kernel.data(),
                    weights, count);
@@ -348,7 +348,7 @@ class FusedJob {
       FusedRows<S> rows = RowsOf(row, 1);
       rows.shift[0] = to.shift;
       for (int64_t segment = 0; segment < segments_; ++segment) {
-        FusedRowsSegment(rows, segment * kFusedSegment, scratch.kernel.data(), *context.stop,
+        FusedRowsSegment(rows, segment * kFusedSegment, scratch.kernel.data(), context.checkpoint(),
                          states + segment * size);
         if (context.stopped()) return;
       }

@@ -278,7 +278,7 @@ int64_t RowsScratchElements(const Problem& problem) {
 
 template <typename S, typename T = Wide<S>>
 void RowsSegmentImpl(const FusedRows<S>& group, int64_t segment, T* scratch,
-                     const std::atomic<bool>& stop, T* states) {
+                     const Checkpoint& checkpoint, T* states) {
   const Problem& problem = *group.problem;
   const T scale = static_cast<T>(problem.ScaleLog2());
   const int64_t width = problem.width;
@@ -323,7 +323,7 @@ void RowsSegmentImpl(const FusedRows<S>& group, int64_t segment, T* scratch,
   next.Step(kReadAhead / 64);
   for (int64_t run = begin; run < end; run += kRunKeys) {
     const int64_t run_end = std::min(run + kRunKeys, end);
-    if (stop.load(std::memory_order_relaxed)) return;
+    if (checkpoint.ToStop()) return;
     RunScores(rows, group.count, queries, group.key.Rows(run, run_end - run), next);
     for (int64_t first = run; first < run_end; first += kFusedBlock) {
       const int64_t in_block = std::min(kFusedBlock, run_end - first);

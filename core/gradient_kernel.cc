@@ -1,7 +1,6 @@
 #include "core/gradient_kernel.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -516,7 +515,7 @@ void ForBlocks(const GradientGroup<S>& group, const GradientKeys<S>& tile, bool 
 }
 
 template <typename S, typename T = Wide<S>>
-void GradientImpl(const GradientGroup<S>& group, T* memory, const std::atomic<bool>& stop) {
+void GradientImpl(const GradientGroup<S>& group, T* memory, const Checkpoint& checkpoint) {
   Arena<T> arena(memory);
   GradientScratch<T> scratch(arena, *group.problem);
   const GradientKeys<S> tile(group, scratch);
@@ -528,7 +527,7 @@ void GradientImpl(const GradientGroup<S>& group, T* memory, const std::atomic<bo
   ForBlocks(group, tile, /*of_products=*/true, scratch,
             [&](const Together<S>& together, KeyRange keys, KeyRange in_tile) {
               AddGradients(group, together, keys, in_tile, key, scratch);
-              return !stop.load(std::memory_order_relaxed);
+              return !checkpoint.ToStop();
             });
 }
 
@@ -568,8 +567,8 @@ int64_t GradientScratchD(const Problem& problem) {
 
 #define ATTENDANT_DEFINE_STORED(S, Suffix)                                                       \
   void Gradient##Suffix(const GradientGroup<S>& group, Wide<S>* memory,                          \
-                        const std::atomic<bool>& stop) {                                         \
-    GradientImpl(group, memory, stop);                                                           \
+                        const Checkpoint& checkpoint) {                                          \
+    GradientImpl(group, memory, checkpoint);                                                     \
   }                                                                                              \
   void ScoreGradients##Suffix(const GradientGroup<S>& group, Wide<S>* memory, Wide<S>* d_scores, \
                               int64_t stride) {                                                  \
@@ -603,8 +602,8 @@ int64_t GradientScratchElements<double>(const Problem& problem) {
   HWY_EXPORT(ScoreGradients##Suffix);                                                          \
   template <>                                                                                  \
   void FusedGradient(const GradientGroup<S>& group, Wide<S>* scratch,                          \
-                     const std::atomic<bool>& stop) {                                          \
-    HWY_DYNAMIC_DISPATCH(Gradient##Suffix)(group, scratch, stop);                              \
+                     const Checkpoint& checkpoint) {                                           \
+    HWY_DYNAMIC_DISPATCH(Gradient##Suffix)(group, scratch, checkpoint);                        \
   }                                                                                            \
   template <>                                                                                  \
   void FusedScoreGradients(const GradientGroup<S>& group, Wide<S>* scratch, Wide<S>* d_scores, \

@@ -16,9 +16,9 @@
 #ifndef ATTENDANT_CORE_GRADIENT_KERNEL_H_
 #define ATTENDANT_CORE_GRADIENT_KERNEL_H_
 
-#include <atomic>
 #include <cstdint>
 
+#include "core/checkpoint.h"
 #include "core/mask.h"
 #include "core/problem.h"
 #include "core/tensor_view.h"
@@ -59,9 +59,10 @@ struct GradientGroup {
 template <typename T>
 int64_t GradientScratchElements(const Problem& problem);
 
-// Adds the tile's part to d_query, d_key and d_value. Returns early once *stop. Thread-safe.
+// Adds the tile's part to d_query, d_key and d_value. Returns early once the checkpoint says so.
+// Thread-safe.
 template <typename S>
-void FusedGradient(const GradientGroup<S>& group, Wide<S>* scratch, const std::atomic<bool>& stop);
+void FusedGradient(const GradientGroup<S>& group, Wide<S>* scratch, const Checkpoint& checkpoint);
 
 // The gradients dz of the tile's masked scores: d_scores[key][row], `stride` elements from one key
 // to the next.

@@ -71,10 +71,13 @@ template <typename OfRow>
 void SumSinkGradient(const Problem& p, const TileContext& context, int64_t head,
                      const OfRow& of_row, double* d_sink) {
   double sum = 0;
+  constexpr int64_t kRows = 4096;  // some hundred microseconds
   for (int64_t batch = 0; p.queries > 0 && batch < p.batch; ++batch) {
-    if (context.stopped()) return;
     const int64_t first = (batch * p.heads + head) * p.queries;
-    for (int64_t row = first; row < first + p.queries; ++row) sum += of_row(row);
+    for (int64_t row = first; row < first + p.queries; ++row) {
+      if ((row - first) % kRows == 0 && context.checkpoint().ToStop()) return;
+      sum += of_row(row);
+    }
   }
   *d_sink = sum;
 }

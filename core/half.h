@@ -44,23 +44,6 @@ MatrixView<const Wide<S>> WidenRows(const MatrixView<const S>& rows, Wide<S>* to
   }
 }
 
-// Calls take(rows, their range) for the rows `range` of `all`, as numbers to compute with: for all
-// at once where they lie, or `block` after `block` where they are to be widened into `to`. At least
-// once. Returns the first error.
-template <typename S, typename Take>
-absl::Status ForWideRows(const MatrixView<const S>& all, KeyRange range, int64_t block, Wide<S>* to,
-                         const Take& take) {
-  const int64_t most = kIsHalf<S> ? block : std::max<int64_t>(range.size(), 1);
-  int64_t first = range.begin;
-  do {
-    const KeyRange part{first, std::min(first + most, range.end)};
-    absl::Status status = take(WidenRows(all.Rows(part.begin, part.size()), to), part);
-    if (!status.ok()) return status;
-    first = part.end;
-  } while (first < range.end);
-  return absl::OkStatus();
-}
-
 }  // namespace attendant::core
 
 #endif  // ATTENDANT_CORE_HALF_H_

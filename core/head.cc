@@ -10,6 +10,7 @@
 #include "core/errors.h"
 #include "core/gemm.h"
 #include "core/half.h"
+#include "core/long_product.h"
 #include "core/scratch_pool.h"
 #include "core/softmax.h"
 #include "core/tiling.h"
@@ -147,24 +148,39 @@ struct HeadJob {
     return tensor == nullptr ? MatrixView<S>{} : Rows(tensor, block, width);
   }
 
+  // A weight may be large: where it is widened, in parts.
+  static absl::StatusOr<MatrixView<const T>> WidenWeight(const MatrixView<const S>& weight, T* to,
+                                                         const TileContext& tile) {
+    if constexpr (kIsHalf<S>) {
+      for (int64_t row = 0; row < weight.rows; ++row) {
+        if (IsDue(row, weight.columns) && tile.checkpoint().ToStop()) return StoppedError();
+        WidenRows(weight.Rows(row, 1), to + row * weight.columns);
+      }
+      return MatrixView<const T>{to, weight.rows, weight.columns, weight.columns};
+    } else {
+      return weight;
+    }
+  }
+
   // x times the head's columns of a weight matrix. out: (B, H, T, width), as is returned.
   absl::Status Project(const Tiling::Block& block, const S* weight, int64_t width, T* out,
-                       S* returned, int worker) {
-    const auto scratch = GetWide(worker);
+                       S* returned, const TileContext& tile) {
+    const auto scratch = GetWide(tile.worker);
     if (!scratch.ok()) return scratch.status();
     const int64_t columns = attend().heads * width;
     const MatrixView<const S> head_columns{weight + block.head * width, problem.d_model, width,
                                            columns};
     const MatrixView<T> rows = Rows(out, block, width);
-    absl::Status status = Gemm(WidenRows(X(block), (*scratch)->x.data()),
-                               WidenRows(head_columns, (*scratch)->weight.data()), Transpose::kNo,
-                               rows, /*accumulate=*/false);
+    const auto wide_weight = WidenWeight(head_columns, (*scratch)->weight.data(), tile);
+    if (!wide_weight.ok()) return wide_weight.status();
+    absl::Status status = LongGemm(WidenRows(X(block), (*scratch)->x.data()), *wide_weight,
+                                   Transpose::kNo, rows, /*accumulate=*/false, tile.checkpoint());
     if (status.ok()) Return(rows, ReturnedRows(returned, block, width));
     return status;
   }
 
-  absl::Status Logits(const Tiling::Block& block, int worker) {
-    const auto scratch = GetWide(worker);
+  absl::Status Logits(const Tiling::Block& block, const TileContext& tile) {
+    const auto scratch = GetWide(tile.worker);
     if (!scratch.ok()) return scratch.status();
     const Problem& p = attend();
     const MatrixView<const T> keys =
@@ -172,10 +188,11 @@ struct HeadJob {
             .Head(block.batch, block.head);
     const MatrixView<S> returned = Rows(tensors.logits, block, p.keys);
     const MatrixView<T> logits = WideRows(returned, (*scratch)->logits.data());
-    absl::Status status = Gemm(Rows<const T>(query, block, p.width), keys, Transpose::kYes, logits,
-                               /*accumulate=*/false);
+    absl::Status status = LongGemm(Rows<const T>(query, block, p.width), keys, Transpose::kYes,
+                                   logits, /*accumulate=*/false, tile.checkpoint());
     if (!status.ok()) return status;
     for (int64_t i = 0; i < block.count; ++i) {
+      if (IsDue(i, p.keys) && tile.checkpoint().ToStop()) return StoppedError();
       ScaleRow(logits.Row(i), p.keys, static_cast<T>(p.scale));
     }
     Return(logits, returned);
@@ -192,8 +209,8 @@ struct HeadJob {
   }
 
   // Sums over the heads in their order: the same bits whichever thread does it.
-  absl::Status ProjectOutput(const Tiling::Block& block, int worker) {
-    const auto scratch = GetWide(worker);
+  absl::Status ProjectOutput(const Tiling::Block& block, const TileContext& tile) {
+    const auto scratch = GetWide(tile.worker);
     if (!scratch.ok()) return scratch.status();
     const Problem& p = attend();
     const int64_t row = block.batch * p.queries + block.first;
@@ -207,9 +224,11 @@ struct HeadJob {
                                   block.count};
       const MatrixView<const S> weight{tensors.w_o + head * p.value_width * problem.d_model,
                                        p.value_width, problem.d_model, problem.d_model};
-      absl::Status status = Gemm(Rows<const T>(context, in_head, p.value_width),
-                                 WidenRows(weight, (*scratch)->weight.data()), Transpose::kNo, out,
-                                 /*accumulate=*/head > 0);
+      const auto wide_weight = WidenWeight(weight, (*scratch)->weight.data(), tile);
+      if (!wide_weight.ok()) return wide_weight.status();
+      absl::Status status = LongGemm(Rows<const T>(context, in_head, p.value_width), *wide_weight,
+                                     Transpose::kNo, out,
+                                     /*accumulate=*/head > 0, tile.checkpoint());
       if (!status.ok()) return status;
     }
     Return(out, returned);
@@ -274,12 +293,11 @@ Stage ProjectionStage(std::shared_ptr<HeadJob<S>> job, const Tiling& tiling) {
             const Tiling::Block block = tiling[context.tile / 3];
             switch (context.tile % 3) {
               case 0:
-                return job->Project(block, t.w_q, p.width, job->query, t.query, context.worker);
+                return job->Project(block, t.w_q, p.width, job->query, t.query, context);
               case 1:
-                return job->Project(block, t.w_k, p.width, job->key, t.key, context.worker);
+                return job->Project(block, t.w_k, p.width, job->key, t.key, context);
               default:
-                return job->Project(block, t.w_v, p.value_width, job->value, t.value,
-                                    context.worker);
+                return job->Project(block, t.w_v, p.value_width, job->value, t.value, context);
             }
           }};
 }
@@ -364,7 +382,7 @@ absl::StatusOr<std::vector<Stage>> HeadStages(const HeadProblem& problem,
   stages.push_back(ProjectionStage(job, heads));
   if (tensors.logits != nullptr) {
     stages.push_back({"logits", heads.tiles(), [job, heads](const TileContext& context) {
-                        return job->Logits(heads[context.tile], context.worker);
+                        return job->Logits(heads[context.tile], context);
                       }});
   }
   std::move(attend->begin(), attend->end(), std::back_inserter(stages));
@@ -376,7 +394,7 @@ absl::StatusOr<std::vector<Stage>> HeadStages(const HeadProblem& problem,
   }
   stages.push_back(
       {"output_projection", batches.tiles(), [job, batches](const TileContext& context) {
-         return job->ProjectOutput(batches[context.tile], context.worker);
+         return job->ProjectOutput(batches[context.tile], context);
        }});
   return stages;
 }

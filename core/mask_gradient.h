@@ -27,14 +27,16 @@ class MaskGradientTile {
   MaskGradientTile(const Problem& problem, int64_t tile, double* sums);
 
   // Calls visit(batch, head, queries, keys) for each block of scores that the part was added to, in
-  // one order.
+  // one order, until one of them returns false.
   template <typename Visit>
   void ForScores(const Visit& visit) const {
     for (int64_t batch = batches_.begin; batch < batches_.end; ++batch) {
       for (int64_t head = heads_.begin; head < heads_.end; ++head) {
         for (int64_t i = query_blocks_.begin; i < query_blocks_.end; ++i) {
           for (int64_t j = key_blocks_.begin; j < key_blocks_.end; ++j) {
-            visit(batch, head, BlockOf(i, problem_.queries), BlockOf(j, problem_.keys));
+            const bool go_on =
+                visit(batch, head, BlockOf(i, problem_.queries), BlockOf(j, problem_.keys));
+            if (!go_on) return;
           }
         }
       }

@@ -17,7 +17,7 @@
 #include "core/comparison.h"
 #include "core/cost.h"
 #include "core/errors.h"
-#include "core/gemm.h"
+#include "core/long_product.h"
 #include "core/mutex.h"
 #include "core/tolerance.h"
 
@@ -26,6 +26,8 @@ namespace {
 
 // Elements that one tile widens: a fraction of a millisecond.
 constexpr int64_t kElementsOfTile = int64_t{1} << 16;
+// Elements whose squares one tile sums, where they come from memory: about a millisecond.
+constexpr int64_t kMeasuredOfTile = int64_t{1} << 20;
 // Rows that one tile projects or compares, and multiply-adds up to which it does: a few
 // milliseconds, or one row.
 constexpr int64_t kMostRowsOfTile = 64;
@@ -151,6 +153,12 @@ class Referee : public std::enable_shared_from_this<Referee> {
     double* norm;
   };
 
+  // Some columns of a weight.
+  struct ColumnsToMeasure {
+    MatrixView<const double> matrix;
+    double* norm;
+  };
+
   const Problem& attend() const { return problem_.attend; }
   size_t claims() const { return inputs_.claims.size(); }
   const Claim& claim(size_t index) const { return inputs_.claims[index]; }
@@ -162,9 +170,11 @@ class Referee : public std::enable_shared_from_this<Referee> {
   absl::Status Widened(const void* from, DType dtype, int64_t count, const double** to);
   absl::Status Room(int64_t count, double** to);
   void Measure(const double* rows, int64_t count, int64_t width, double* norm);
-  void MeasureColumns();
+  void MeasureColumns(const double* matrix, int64_t rows, int64_t columns, double* norm);
+  absl::Status MeasurePart(int64_t part);
+  void BoundScores();
   AttendTensors<double> HonestTensors() const;
-  absl::Status Project(int64_t tile);
+  absl::Status Project(const TileContext& context);
 
   Allowed AllowedOf(const Level& level, const Variant& variant, Part part,
                     double score_bound) const;
@@ -195,9 +205,10 @@ class Referee : public std::enable_shared_from_this<Referee> {
   size_t LevelOfMistakes(size_t index) const;
   bool LeavesLittle(double residual) const;
 
-  absl::Status Conclude();
-  absl::StatusOr<bool> ConcludeNarrower();
-  absl::StatusOr<bool> IsArithmetic(size_t level, bool declared, double* residual);
+  absl::Status Conclude(const Checkpoint& checkpoint);
+  absl::StatusOr<bool> ConcludeNarrower(const Checkpoint& checkpoint);
+  absl::StatusOr<bool> IsArithmetic(size_t level, bool declared, const Checkpoint& checkpoint,
+                                    double* residual);
   void ReportArithmetic(size_t level, double residual);
   void Report(Verdict verdict, size_t index, size_t level);
   void ReportFindings();
@@ -212,6 +223,7 @@ class Referee : public std::enable_shared_from_this<Referee> {
   std::vector<Buffer<double>> owned_;
   std::vector<Piece> pieces_;
   std::vector<RowsToMeasure> to_measure_;
+  std::vector<ColumnsToMeasure> columns_to_measure_;
   const double* x_ = nullptr;
   const double* weights_[3] = {};  // W_q, W_k, W_v
   double* projected_[3] = {};      // (B, T, H * width)
@@ -291,6 +303,10 @@ absl::Status Referee::Allocate() {
     }
     if (!status.ok()) return status;
     Measure(x_, tokens, problem_.d_model, &norms_.x);
+    MeasureColumns(weights_[0], problem_.d_model, widths[0], &norms_.w_q);
+    MeasureColumns(weights_[1], problem_.d_model, widths[1], &norms_.w_k);
+    MeasureColumns(weights_[2], problem_.d_model, widths[2], &norms_.w_v);
+    MeasureColumns(sources_.w_o, widths[2], problem_.d_model, &norms_.w_o);
   }
   const int64_t width = std::max<int64_t>(p.width, 1);
   Measure(sources_.query, queries / width, width, &norms_.query);
@@ -315,29 +331,49 @@ Problem HonestProblem(Problem p) {
   return p;
 }
 
-absl::Status Referee::Project(int64_t tile) {
+absl::Status Referee::Project(const TileContext& context) {
+  const int64_t tile = context.tile;
   const Problem& p = attend();
   const int64_t tokens = p.batch * p.queries;
   const int64_t width = p.heads * (tile % 3 == 2 ? p.value_width : p.width);
   const int64_t first = tile / 3 * kMostRowsOfTile;
   const int64_t count = std::min(kMostRowsOfTile, tokens - first);
-  return Gemm(
+  return LongGemm(
       MatrixView<const double>{x_, tokens, problem_.d_model, problem_.d_model}.Rows(first, count),
       MatrixView<const double>{weights_[tile % 3], problem_.d_model, width, width}, Transpose::kNo,
       MatrixView<double>{projected_[tile % 3], tokens, width, width}.Rows(first, count),
-      /*accumulate=*/false);
+      /*accumulate=*/false, context.checkpoint());
 }
 
-void Referee::MeasureColumns() {
-  const Problem& p = attend();
-  if (problem_.head) {
-    const int64_t width = p.heads * p.width;
-    const int64_t value_width = p.heads * p.value_width;
-    norms_.w_q = NormOfColumns({weights_[0], problem_.d_model, width, width});
-    norms_.w_k = NormOfColumns({weights_[1], problem_.d_model, width, width});
-    norms_.w_v = NormOfColumns({weights_[2], problem_.d_model, value_width, value_width});
-    norms_.w_o = NormOfColumns({sources_.w_o, value_width, problem_.d_model, problem_.d_model});
+void Referee::MeasureColumns(const double* matrix, int64_t rows, int64_t columns, double* norm) {
+  // A cache line of each row at least.
+  constexpr int64_t kLeast = 64 / static_cast<int64_t>(sizeof(double));
+  const int64_t of_tile = std::max(kMeasuredOfTile / std::max<int64_t>(rows, 1), kLeast);
+  for (int64_t first = 0; rows > 0 && first < columns; first += of_tile) {
+    columns_to_measure_.push_back(
+        {{matrix + first, rows, std::min(of_tile, columns - first), columns}, norm});
   }
+}
+
+absl::Status Referee::MeasurePart(int64_t part) {
+  const auto rows = static_cast<int64_t>(to_measure_.size());
+  double norm = 0;
+  double* to = nullptr;
+  if (part < rows) {
+    const RowsToMeasure& of = to_measure_[static_cast<size_t>(part)];
+    norm = NormOfRows(of.rows, of.count, of.width);
+    to = of.norm;
+  } else {
+    const ColumnsToMeasure& of = columns_to_measure_[static_cast<size_t>(part - rows)];
+    norm = NormOfColumns(of.matrix);
+    to = of.norm;
+  }
+  MutexLock lock(mutex_);
+  *to = std::max(*to, norm);
+  return absl::OkStatus();
+}
+
+void Referee::BoundScores() {
   sources_.raw_score_bound = norms_.query * norms_.key;
   sources_.raw_score_bound_of_queries = norms_.query * norms_.query;
 }
@@ -459,11 +495,12 @@ absl::Status Referee::OurRows(VariantRows& rows, size_t index, int64_t batch, in
             std::max(facts[row].mask_reach, rows.MaskReach(batch, head, first + row));
       }
     }
-    return Gemm(MatrixView<const double>{context_ + (batch * p.queries + first) * width, count,
-                                         width, width},
-                MatrixView<const double>{sources_.w_o, width, problem_.d_model, problem_.d_model},
-                Transpose::kNo, MatrixView<double>{out, count, problem_.d_model, problem_.d_model},
-                /*accumulate=*/false);
+    return LongGemm(
+        MatrixView<const double>{context_ + (batch * p.queries + first) * width, count, width,
+                                 width},
+        MatrixView<const double>{sources_.w_o, width, problem_.d_model, problem_.d_model},
+        Transpose::kNo, MatrixView<double>{out, count, problem_.d_model, problem_.d_model},
+        /*accumulate=*/false, rows.checkpoint());
   }
   const Layout layout = part == Part::kContext ? Layout::kBhtd : p.layout;
   const TensorView<const double> context(context_, p.layout, p.heads, p.queries, p.value_width);
@@ -528,8 +565,8 @@ void Referee::CompareRow(size_t index, int64_t row, const double* ours, const do
 
 absl::Status Referee::Compare(const TileContext& context) {
   const RowTile tile = RowTileOf(problem_, inputs_.claims, context.tile);
-  auto rows =
-      VariantRows::Make(problem_, honest_, sources_, attend().dtype, tile.count, workspace_);
+  auto rows = VariantRows::Make(problem_, honest_, sources_, attend().dtype,
+                                {tile.count, &workspace_, context.checkpoint()});
   if (!rows.ok()) return rows.status();
   auto scratch = Scratch(tile.claim, tile.count);
   if (!scratch.ok()) return scratch.status();
@@ -656,8 +693,8 @@ absl::Status Referee::Screen(Round& round, const TileContext& context) {
   // Where nothing is finite, two mistakes that leave NaN everywhere cannot be told apart.
   if (set.list().size() > 1 && !comparisons_[first_].any_finite) return absl::OkStatus();
   const Variant variant = VariantOf(problem_, set);
-  auto rows =
-      VariantRows::Make(problem_, variant, sources_, kLevels[level_[first_]].dtype, 1, workspace_);
+  auto rows = VariantRows::Make(problem_, variant, sources_, kLevels[level_[first_]].dtype,
+                                {1, &workspace_, context.checkpoint()});
   if (!rows.ok()) return rows.status();
   std::map<std::pair<int64_t, int64_t>, Buffer<double>> made;
   const Statistics statistics = [&](int64_t batch, int64_t head) -> absl::StatusOr<const double*> {
@@ -666,7 +703,7 @@ absl::Status Referee::Screen(Round& round, const TileContext& context) {
     auto allocated = workspace_.Allocate<double>(VariantRows::StatisticsOfHead(variant.problem));
     if (!allocated.ok()) return allocated.status();
     buffer = *std::move(allocated);
-    absl::Status status = rows->ComputeStatistics(batch, head, context, buffer.data());
+    absl::Status status = rows->ComputeStatistics(batch, head, buffer.data());
     if (!status.ok()) return status;
     return buffer.data();
   };
@@ -724,14 +761,15 @@ absl::Status Referee::ComputeStatistics(Round& round, const TileContext& context
   for (const auto& suspect : round.suspects) {
     if (!NeedsStatistics(suspect->variant.mistakes)) continue;
     const Problem& p = suspect->variant.problem;
-    auto rows = VariantRows::Make(problem_, suspect->variant, sources_,
-                                  kLevels[level_[first_]].dtype, 0, workspace_);
+    auto rows =
+        VariantRows::Make(problem_, suspect->variant, sources_, kLevels[level_[first_]].dtype,
+                          {0, &workspace_, context.checkpoint()});
     if (!rows.ok()) return rows.status();
     const int64_t of_head = VariantRows::StatisticsOfHead(p);
     for (int64_t head = context.tile; head < p.batch * p.heads;
          head += attend().batch * attend().heads) {
       if (context.stopped()) return absl::OkStatus();
-      absl::Status status = rows->ComputeStatistics(head / p.heads, head % p.heads, context,
+      absl::Status status = rows->ComputeStatistics(head / p.heads, head % p.heads,
                                                     suspect->statistics.data() + head * of_head);
       if (!status.ok()) return status;
     }
@@ -750,7 +788,7 @@ absl::Status Referee::Confirm(Round& round, const TileContext& context) {
     if (suspect->reproduced.load(std::memory_order_relaxed) <= tile.claim) continue;
     const Variant& variant = suspect->variant;
     auto rows = VariantRows::Make(problem_, variant, sources_, kLevels[level_[first_]].dtype,
-                                  tile.count, workspace_);
+                                  {tile.count, &workspace_, context.checkpoint()});
     if (!rows.ok()) return rows.status();
     const int64_t of_head = VariantRows::StatisticsOfHead(variant.problem);
     const Statistics statistics = [&](int64_t batch,
@@ -823,13 +861,15 @@ void Referee::Report(Verdict verdict, size_t index, size_t level) {
 // Compares with our own computation in that arithmetic, on a few rows. declared: the numbers' type
 // shows that they were rounded. Else they must be as far from the answer as the simulated ones;
 // and where nothing else speaks for half precision, off in the same places.
-absl::StatusOr<bool> Referee::IsArithmetic(size_t level, bool declared, double* residual) {
+absl::StatusOr<bool> Referee::IsArithmetic(size_t level, bool declared,
+                                           const Checkpoint& checkpoint, double* residual) {
   const Part part = claim(first_).part;
   if (part < Part::kContext || attend().value_width == 0) {
     *residual = comparisons_[first_].worst.apart;
     return declared;
   }
-  auto rows = VariantRows::Make(problem_, honest_, sources_, attend().dtype, 1, workspace_);
+  auto rows =
+      VariantRows::Make(problem_, honest_, sources_, attend().dtype, {1, &workspace_, checkpoint});
   if (!rows.ok()) return rows.status();
   auto scratch = Scratch(first_, 1);
   if (!scratch.ok()) return scratch.status();
@@ -881,7 +921,7 @@ void Referee::ReportArithmetic(size_t level, double residual) {
 }
 
 // Where no mistake was found: whether narrower arithmetic is as far away as this.
-absl::StatusOr<bool> Referee::ConcludeNarrower() {
+absl::StatusOr<bool> Referee::ConcludeNarrower(const Checkpoint& checkpoint) {
   for (const size_t level : {LevelOf(DType::kFloat32), kSteps, kSteps + 1}) {
     const bool finer = LevelOf(kLevels[level].dtype) < LevelOf(kLevels[level_[first_]].dtype);
     bool within = level > level_[first_] && !finer;
@@ -890,7 +930,7 @@ absl::StatusOr<bool> Referee::ConcludeNarrower() {
     }
     if (!within) continue;
     double residual = 0;
-    const auto alike = IsArithmetic(level, /*declared=*/false, &residual);
+    const auto alike = IsArithmetic(level, /*declared=*/false, checkpoint, &residual);
     if (!alike.ok()) return alike.status();
     // Half precision allows so much that being within it shows nothing by itself.
     if (!*alike && IsHalf(kLevels[level].dtype)) continue;
@@ -901,18 +941,18 @@ absl::StatusOr<bool> Referee::ConcludeNarrower() {
   return false;
 }
 
-absl::Status Referee::Conclude() {
+absl::Status Referee::Conclude(const Checkpoint& checkpoint) {
   if (!undecided_) {
     if (report_->verdict == Verdict::kMatch) return absl::OkStatus();
     double residual = 0;
-    const auto same = IsArithmetic(level_[first_], /*declared=*/true, &residual);
+    const auto same = IsArithmetic(level_[first_], /*declared=*/true, checkpoint, &residual);
     if (!same.ok()) return same.status();
     if (*same) ReportArithmetic(level_[first_], residual);
     return absl::OkStatus();
   }
   ReportFindings();
   if (report_->findings.empty()) {
-    const auto concluded = ConcludeNarrower();
+    const auto concluded = ConcludeNarrower(checkpoint);
     if (!concluded.ok()) return concluded.status();
     if (*concluded) return absl::OkStatus();
   }
@@ -964,17 +1004,12 @@ absl::StatusOr<std::vector<Stage>> Referee::Stages(const Resources& resources) {
   if (problem_.head) {
     const int64_t blocks = CeilDiv(attend().batch * attend().queries, kMostRowsOfTile);
     add("projections", 3 * blocks,
-        [](Referee& r, const TileContext& context) { return r.Project(context.tile); });
+        [](Referee& r, const TileContext& context) { return r.Project(context); });
   }
-  add("norms", count(to_measure_), [](Referee& r, const TileContext& context) {
-    const RowsToMeasure& part = r.to_measure_[static_cast<size_t>(context.tile)];
-    const double norm = NormOfRows(part.rows, part.count, part.width);
-    MutexLock lock(r.mutex_);
-    *part.norm = std::max(*part.norm, norm);
-    return absl::OkStatus();
-  });
+  add("norms", count(to_measure_) + count(columns_to_measure_),
+      [](Referee& r, const TileContext& context) { return r.MeasurePart(context.tile); });
   add("bounds", 1, [](Referee& r, const TileContext&) {
-    r.MeasureColumns();
+    r.BoundScores();
     return absl::OkStatus();
   });
   auto attention = AttendStages<double>(HonestProblem(attend()), HonestTensors(), resources);
@@ -992,7 +1027,8 @@ absl::StatusOr<std::vector<Stage>> Referee::Stages(const Resources& resources) {
     std::vector<Stage> of_round = StagesOf(*round, name, wanted);
     std::move(of_round.begin(), of_round.end(), std::back_inserter(stages));
   }
-  add("conclude", 1, [](Referee& r, const TileContext&) { return r.Conclude(); });
+  add("conclude", 1,
+      [](Referee& r, const TileContext& context) { return r.Conclude(context.checkpoint()); });
   return stages;
 }
 

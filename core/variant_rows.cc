@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "core/checked_math.h"
-#include "core/gemm.h"
 #include "core/half.h"
+#include "core/long_product.h"
 
 namespace attendant::core {
 namespace {
@@ -98,11 +98,12 @@ double ScoreBound(const Variant& variant, const CheckSources& sources) {
 }
 
 VariantRows::VariantRows(const CheckProblem& problem, const Variant& variant,
-                         const CheckSources& sources, DType range)
+                         const CheckSources& sources, DType range, const Checkpoint& checkpoint)
     : problem_(problem),
       variant_(variant),
       sources_(sources),
       range_(range),
+      checkpoint_(checkpoint),
       block_(BlockOf(variant.problem)) {
   const Problem& p = variant_.problem;
   const bool same = variant_.Has(Mistake::kWkIsWq);
@@ -114,13 +115,14 @@ VariantRows::VariantRows(const CheckProblem& problem, const Variant& variant,
 
 absl::StatusOr<VariantRows> VariantRows::Make(const CheckProblem& problem, const Variant& variant,
                                               const CheckSources& sources, DType range,
-                                              int64_t most, Workspace& workspace) {
-  VariantRows rows(problem, variant, sources, range);
+                                              const RowsTile& tile) {
+  VariantRows rows(problem, variant, sources, range, tile.checkpoint);
   const Problem& p = variant.problem;
   const int64_t scores = SaturatingProduct({rows.block_, p.keys});
-  const int64_t contexts =
-      problem.head ? SaturatingProduct({most, problem.attend.heads, p.value_width}) : int64_t{0};
-  absl::Status status = workspace.AllocateAll<double>(
+  const int64_t contexts = problem.head
+                               ? SaturatingProduct({tile.most, problem.attend.heads, p.value_width})
+                               : int64_t{0};
+  absl::Status status = tile.workspace->AllocateAll<double>(
       {{&rows.scores_, scores},
        {&rows.others_, NeedsOtherHeads(variant.mistakes) ? SaturatingProduct({3, scores}) : 0},
        {&rows.contexts_, contexts}});
@@ -215,9 +217,9 @@ absl::Status VariantRows::RawScores(int64_t batch, int64_t head, int64_t first, 
   const MatrixView<const double> key = key_.Head(batch, KvHead(head));
   const MatrixView<double> scores{x, count, p.keys, p.keys};
   const bool transposed = variant_.Has(Mistake::kScoresTransposed);
-  absl::Status status = Gemm((transposed ? key : query).Rows(first, count),
-                             transposed ? query : key, Transpose::kYes, scores,
-                             /*accumulate=*/false);
+  absl::Status status = LongGemm((transposed ? key : query).Rows(first, count),
+                                 transposed ? query : key, Transpose::kYes, scores,
+                                 /*accumulate=*/false, checkpoint_);
   for (int64_t i = 0; i < count * p.keys; ++i) x[i] *= p.scale;
   return status;
 }
@@ -225,6 +227,7 @@ absl::Status VariantRows::RawScores(int64_t batch, int64_t head, int64_t first, 
 absl::Status VariantRows::Scores(int64_t batch, int64_t head, int64_t first, int64_t count,
                                  double* x) {
   absl::Status status = RawScores(batch, head, first, count, x);
+  if (!status.ok()) return status;
   for (int64_t i = 0; i < count; ++i) {
     FinishScores(batch, head, first + i, x + i * variant_.problem.keys);
   }
@@ -344,8 +347,7 @@ void VariantRows::AddColumns(int64_t count, const double* x, double* most, doubl
   }
 }
 
-absl::Status VariantRows::ComputeStatistics(int64_t batch, int64_t head, const TileContext& context,
-                                            double* out) {
+absl::Status VariantRows::ComputeStatistics(int64_t batch, int64_t head, double* out) {
   const Problem& p = variant_.problem;
   double* const most = out;
   double* const sums = out + p.keys;
@@ -354,7 +356,7 @@ absl::Status VariantRows::ComputeStatistics(int64_t batch, int64_t head, const T
   const bool of_columns = variant_.Has(Mistake::kSoftmaxOverQueries);
   const bool raw = variant_.Has(Mistake::kNoMaxSubtraction);
   const auto each_block = [&](const auto& use) {
-    for (int64_t first = 0; first < p.queries && !context.stopped(); first += block_) {
+    for (int64_t first = 0; first < p.queries; first += block_) {
       const int64_t count = std::min(block_, p.queries - first);
       absl::Status status = Scores(batch, head, first, count, scores_.data());
       if (!status.ok()) return status;
@@ -450,16 +452,19 @@ absl::Status VariantRows::Weights(int64_t batch, int64_t head, int64_t first, in
   return absl::OkStatus();
 }
 
-void VariantRows::AddValues(int64_t batch, int64_t head, const double* weights, double* out) const {
+absl::Status VariantRows::AddValues(int64_t batch, int64_t head, const double* weights,
+                                    double* out) const {
   const Problem& p = variant_.problem;
   const MatrixView<const double> values = value_.Head(batch, KvHead(head));
   std::fill_n(out, p.value_width, 0.0);
   for (int64_t j = 0; j < p.keys; ++j) {
+    if (IsDue(j, p.value_width) && checkpoint_.ToStop()) return StoppedError();
     const double weight = weights[j];
     if (weight == 0) continue;  // hidden: a NaN there does not reach the row
     const double* const value = values.Row(j);
     for (int64_t d = 0; d < p.value_width; ++d) out[d] += weight * value[d];
   }
+  return absl::OkStatus();
 }
 
 absl::Status VariantRows::PartOfRuns(Part part, int64_t batch, const std::vector<Run>& runs,
@@ -487,7 +492,8 @@ absl::Status VariantRows::PartOfRuns(Part part, int64_t batch, const std::vector
         const double* const scores = scores_.data() + i * variant_.problem.keys;
         facts[row] = block_facts[i];
         if (part >= Part::kContext) {
-          AddValues(batch, run.head, scores, to);
+          status = AddValues(batch, run.head, scores, to);
+          if (!status.ok()) return status;
         } else {
           std::copy_n(part >= Part::kLogits ? scores : view.Head(batch, run.head).Row(first + i),
                       width, to);
@@ -505,9 +511,10 @@ absl::Status VariantRows::Project(const double* contexts, int64_t count, double*
     return absl::OkStatus();
   }
   const int64_t d_model = problem_.d_model;
-  return Gemm(MatrixView<const double>{contexts, count, width, width},
-              MatrixView<const double>{sources_.w_o, width, d_model, d_model}, Transpose::kNo,
-              MatrixView<double>{out, count, d_model, d_model}, /*accumulate=*/false);
+  return LongGemm(MatrixView<const double>{contexts, count, width, width},
+                  MatrixView<const double>{sources_.w_o, width, d_model, d_model}, Transpose::kNo,
+                  MatrixView<double>{out, count, d_model, d_model}, /*accumulate=*/false,
+                  checkpoint_);
 }
 
 absl::Status VariantRows::Compute(Part part, int64_t batch, int64_t first, int64_t count,
@@ -535,8 +542,8 @@ absl::Status VariantRows::Compute(Part part, int64_t batch, int64_t first, int64
   return Project(contexts_.data(), count, out);
 }
 
-void VariantRows::SimulateContext(DType dtype, int64_t batch, int64_t head, int64_t query,
-                                  double* out) {
+absl::Status VariantRows::SimulateContext(DType dtype, int64_t batch, int64_t head, int64_t query,
+                                          double* out) {
   const Problem& p = variant_.problem;
   const auto round = [dtype](double x) { return Rounded(dtype, x); };
   const double* const numbers = query_.Head(batch, head).Row(query);
@@ -546,6 +553,7 @@ void VariantRows::SimulateContext(DType dtype, int64_t batch, int64_t head, int6
   const MatrixView<const double> values = value_.Head(batch, KvHead(head));
   double* const row = scores_.data();
   for (int64_t j = 0; j < p.keys; ++j) {
+    if (IsDue(j, p.width) && checkpoint_.ToStop()) return StoppedError();
     double dot = 0;
     for (int64_t d = 0; d < p.width; ++d) dot += q[static_cast<size_t>(d)] * round(keys.Row(j)[d]);
     row[j] = round(p.scale * round(dot));
@@ -559,12 +567,14 @@ void VariantRows::SimulateContext(DType dtype, int64_t batch, int64_t head, int6
   }
   std::fill_n(out, p.value_width, 0.0);
   for (int64_t j = 0; j < p.keys; ++j) {
+    if (IsDue(j, p.value_width) && checkpoint_.ToStop()) return StoppedError();
     const double weight = round(row[j]);
     for (int64_t d = 0; weight != 0 && d < p.value_width; ++d) {
       out[d] += weight * round(values.Row(j)[d]);
     }
   }
   for (int64_t d = 0; d < p.value_width; ++d) out[d] = round(out[d]);
+  return absl::OkStatus();
 }
 
 absl::Status VariantRows::Simulate(DType dtype, Part part, int64_t batch, int64_t row,
@@ -574,13 +584,14 @@ absl::Status VariantRows::Simulate(DType dtype, Part part, int64_t batch, int64_
   if (part == Part::kContext || !problem_.head) {
     const Layout layout = part == Part::kContext ? Layout::kBhtd : variant_.out;
     const Run run = RunsOf(layout, row, 1).front();
-    SimulateContext(dtype, batch, run.head, run.first, out);
-    return absl::OkStatus();
+    return SimulateContext(dtype, batch, run.head, run.first, out);
   }
   for (const Run& run : RunsOf(variant_.out, row * heads, heads)) {
     for (int64_t i = 0; i < run.count; ++i) {
-      SimulateContext(dtype, batch, run.head, run.first + i,
-                      contexts_.data() + (run.offset + i * run.stride) * width);
+      absl::Status status =
+          SimulateContext(dtype, batch, run.head, run.first + i,
+                          contexts_.data() + (run.offset + i * run.stride) * width);
+      if (!status.ok()) return status;
     }
   }
   absl::Status status = Project(contexts_.data(), 1, out);

@@ -6,14 +6,13 @@
 #ifndef ATTENDANT_CORE_VARIANT_ROWS_H_
 #define ATTENDANT_CORE_VARIANT_ROWS_H_
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/job.h"
+#include "core/checkpoint.h"
 #include "core/mistakes.h"
 #include "core/problem.h"
 #include "core/tensor_view.h"
@@ -60,15 +59,22 @@ struct RowFacts {
 // statistics(batch, head): what ComputeStatistics made for it.
 using Statistics = std::function<absl::StatusOr<const double*>(int64_t batch, int64_t head)>;
 
-// Thread-compatible; of one tile. The sources must outlive it.
+// What a tile that computes rows has.
+struct RowsTile {
+  int64_t most = 0;  // rows of a part that are asked for at one time
+  Workspace* workspace = nullptr;
+  Checkpoint checkpoint;
+};
+
+// Thread-compatible; of one tile. The sources must outlive it. What takes long returns CANCELLED
+// once the tile's checkpoint says so.
 class VariantRows {
  public:
-  // most: rows of a part that are asked for at one time. range: the type whose exp may overflow
-  // where the maximum is not subtracted. Returns RESOURCE_EXHAUSTED where the workspace does not
-  // suffice.
+  // range: the type whose exp may overflow where the maximum is not subtracted. Returns
+  // RESOURCE_EXHAUSTED where the workspace does not suffice.
   static absl::StatusOr<VariantRows> Make(const CheckProblem& problem, const Variant& variant,
-                                          const CheckSources& sources, DType range, int64_t most,
-                                          Workspace& workspace);
+                                          const CheckSources& sources, DType range,
+                                          const RowsTile& tile);
 
   // An upper bound of the numbers that any variant's rows hold.
   static int64_t MostNumbers(const CheckProblem& problem, int64_t most);
@@ -80,9 +86,8 @@ class VariantRows {
 
   // Numbers that ComputeStatistics writes for a head.
   static int64_t StatisticsOfHead(const Problem& problem) { return 2 * problem.keys; }
-  // What the weights of a head need of its other rows. Returns early where the job is to stop.
-  absl::Status ComputeStatistics(int64_t batch, int64_t head, const TileContext& context,
-                                 double* out);
+  // What the weights of a head need of its other rows.
+  absl::Status ComputeStatistics(int64_t batch, int64_t head, double* out);
 
   // The row of the context or output as arithmetic in `dtype` may have made it: inputs, scores,
   // weights and results are rounded to it. Of the variant without mistakes.
@@ -93,6 +98,7 @@ class VariantRows {
   double MaskReach(int64_t batch, int64_t head, int64_t query) const;
   // ScoreBound.
   double score_bound() const { return score_bound_; }
+  const Checkpoint& checkpoint() const { return checkpoint_; }
 
  private:
   // Heads and queries of an output or intermediate, in the order of its rows.
@@ -105,7 +111,7 @@ class VariantRows {
   };
 
   VariantRows(const CheckProblem& problem, const Variant& variant, const CheckSources& sources,
-              DType range);
+              DType range, const Checkpoint& checkpoint);
 
   int64_t KvHead(int64_t head) const;
   KeyRange SeenKeys(int64_t batch, int64_t query) const;
@@ -127,18 +133,20 @@ class VariantRows {
   absl::Status WeighOverOthers(int64_t batch, int64_t head, int64_t first, int64_t count,
                                double* weights);
   void AddColumns(int64_t count, const double* x, double* most, double* sums) const;
-  void AddValues(int64_t batch, int64_t head, const double* weights, double* out) const;
+  absl::Status AddValues(int64_t batch, int64_t head, const double* weights, double* out) const;
   absl::Status Contexts(int64_t batch, const std::vector<Run>& runs, const Statistics& statistics,
                         double* out, RowFacts* facts);
   absl::Status PartOfRuns(Part part, int64_t batch, const std::vector<Run>& runs,
                           const Statistics& statistics, double* out, RowFacts* facts);
   absl::Status Project(const double* contexts, int64_t count, double* out) const;
-  void SimulateContext(DType dtype, int64_t batch, int64_t head, int64_t query, double* out);
+  absl::Status SimulateContext(DType dtype, int64_t batch, int64_t head, int64_t query,
+                               double* out);
 
   const CheckProblem& problem_;
   const Variant variant_;
   const CheckSources& sources_;
   const DType range_;
+  const Checkpoint checkpoint_;
   double score_bound_ = 0;
   int64_t block_ = 1;  // rows of scores at a time
   TensorView<const double> query_;

@@ -38,7 +38,7 @@ struct FusedRun {
     logsumexp = Unwritten<T>(rows);
     const auto scratch = AlignedScratch<T>(FusedScratchElements<T>(problem));
     ForEachGroup(group_rows, [&](const FusedGroup<T>& group, int64_t) {
-      FusedForward(group, scratch.get(), stop);
+      FusedForward(group, scratch.get(), {stop, nullptr});
     });
   }
 
@@ -70,7 +70,7 @@ struct FusedRun {
       }
       std::vector<T> states(segments * group.count * size, T{kUnwritten});
       for (int64_t s = 0; s < segments; ++s) {
-        FusedRowsSegment(group, s * kFusedSegment, scratch.get(), stop,
+        FusedRowsSegment(group, s * kFusedSegment, scratch.get(), {stop, nullptr},
                          states.data() + s * group.count * size);
       }
       for (int64_t i = 0; i < group.count; ++i) {
@@ -496,7 +496,7 @@ TEST(FusedKernelStopTest, AStoppedCallWritesNothing) {
   const auto scratch = AlignedScratch<float>(FusedScratchElements<float>(problem));
   run.stop = true;
   run.ForEachGroup(4, [&](const FusedGroup<float>& group, int64_t) {
-    FusedForward(group, scratch.get(), run.stop);
+    FusedForward(group, scratch.get(), {run.stop, nullptr});
   });
   EXPECT_THAT(run.memory.results.output, testing::Each(-1.0f));
 }
