@@ -24,6 +24,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Of a message that comes in: a piece and what is around it.
+constexpr int64_t kLongestMessage = kLongestPiece + (int64_t{64} << 10);
+
 // A tensor of the request that comes in pieces.
 struct Upload {
   v1::PieceTensor tensor;
@@ -134,14 +137,26 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
       OnUploaded();
       return;
     }
-    const absl::Status status =
-        WithoutThrowing([&] { return work_.has_value() ? TakePiece() : TakeHeader(); });
+    const absl::Status status = WithoutThrowing([&]() -> absl::Status {
+      if (absl::Status fits = CheckMessage(); !fits.ok()) return fits;
+      return work_.has_value() ? TakePiece() : TakeHeader();
+    });
     incoming_.Clear();
     if (!status.ok()) {
       End(status);
       return;
     }
     StartRead(&incoming_);
+  }
+
+  // Parsing takes memory that is not reserved: about as much as the message, but for a piece's
+  // data.
+  absl::Status CheckMessage() const {
+    const auto bytes = static_cast<int64_t>(incoming_.Length());
+    if (bytes <= kLongestMessage) return absl::OkStatus();
+    return core::OverLimit("stream_message_bytes",
+                           absl::StrCat("the message has ", bytes, " bytes, at most ",
+                                        kLongestMessage, " are a header or a piece"));
   }
 
   absl::Status TakeHeader() {

@@ -115,6 +115,7 @@ grpc::ServerUnaryReactor* AttentionService::Run(const Arrived& arrived, const Pl
     // gRPC made it for this call alone, and would keep its bytes until the call is done.
     auto& bytes = const_cast<grpc::ByteBuffer&>(*arrived.request);
     Request request;
+    if (absl::Status status = CheckMessage(bytes); !status.ok()) return status;
     if (absl::Status status = ReadHead(bytes, request); !status.ok()) return status;
     data.in.SetMessage(bytes);
     return plan(request, data);
@@ -130,8 +131,9 @@ grpc::ServerUnaryReactor* AttentionService::AnswerAtOnce(const Arrived& arrived,
   Request request;
   Response response;
   call->Answer(WithoutThrowing([&] {
-                 absl::Status status =
-                     ReadHead(const_cast<grpc::ByteBuffer&>(*arrived.request), request);
+                 absl::Status status = CheckMessage(*arrived.request);
+                 if (!status.ok()) return status;
+                 status = ReadHead(const_cast<grpc::ByteBuffer&>(*arrived.request), request);
                  return status.ok() ? fill(request, response) : status;
                }),
                &response);
@@ -208,6 +210,8 @@ grpc::ServerUnaryReactor* AttentionService::Info(grpc::CallbackServerContext* co
         answer.set_compute_threads(scheduler_.threads());
         answer.set_max_message_bytes(limits_.max_message_bytes);
         answer.set_memory_budget_bytes(limits_.memory_budget_bytes);
+        answer.set_max_running(limits_.max_running);
+        answer.set_max_queue(limits_.max_queue);
         answer.set_peak_flops_float32(limits_.peak.float32);
         answer.set_peak_flops_float64(limits_.peak.float64);
         return absl::OkStatus();
@@ -357,6 +361,14 @@ Need AttentionService::NeedOf(Problem problem) const {
     need.chunked_workspace_bytes = WorkspaceOf(problem);
   }
   return need;
+}
+
+absl::Status AttentionService::CheckMessage(const grpc::ByteBuffer& message) const {
+  const auto bytes = static_cast<int64_t>(message.Length());
+  if (bytes <= limits_.max_message_bytes) return absl::OkStatus();
+  return core::OverLimit("max_message_bytes",
+                         absl::StrCat("the request has ", bytes, " bytes, at most ",
+                                      limits_.max_message_bytes, " fit a message"));
 }
 
 absl::Status AttentionService::Admit(const Need& need, CallData& data) {

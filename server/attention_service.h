@@ -40,6 +40,9 @@ class AttentionService final : public RawService {
   struct Limits {
     int64_t max_message_bytes = 0;
     int64_t memory_budget_bytes = INT64_MAX;  // of all calls together
+    // For Info to tell; the scheduler keeps them.
+    int max_running = 0;
+    int max_queue = 0;
     core::PeakFlops peak;
     core::Kernel kernel = core::Kernel::kFused;  // of the chunked path
     core::Speed speed = {};
@@ -106,6 +109,10 @@ class AttentionService final : public RawService {
   template <typename Problem>
   int64_t WorkspaceOf(const Problem& problem) const;
   int64_t WorkspaceOf(const core::GradientProblem& problem) const;
+
+  // A message within the limit. It is ours to check: gRPC would also have all of it in memory
+  // first, and its refusal would neither be counted nor tell the caller not to try again.
+  absl::Status CheckMessage(const grpc::ByteBuffer& message) const;
 
   // What a problem needs, against what a call may have: the one place where a call is admitted,
   // before a byte of its tensors is copied.

@@ -205,15 +205,14 @@ std::vector<std::string> WithEnvironment(const CLI::App& app, int argc, const ch
 }
 
 void AddServing(CLI::App& app, Config& config) {
-  AddAddresses(
-      app, "--listen", config.listen,
-      "Where to serve gRPC: HOST:PORT or unix:/PATH; several by several flags, or by commas");
+  AddAddresses(app, "--listen", config.listen,
+               "Where to serve gRPC: HOST:PORT or unix:/PATH; several by several\n"
+               "flags or by commas");
   AddAddress(app, "--metrics_listen", config.metrics_listen,
              "Where to serve Prometheus metrics, over HTTP at /metrics");
-  AddDuration(
-      app, "--max_connection_age", config.max_connection_age,
-      "Age at which a connection is asked to move elsewhere (its calls are finished first);\n"
-      "0s: never");
+  AddDuration(app, "--max_connection_age", config.max_connection_age,
+              "Age at which a connection is asked to move elsewhere; its calls are\n"
+              "finished first. 0s: never");
   AddDuration(app, "--drain_delay", config.drain_delay,
               "How long to go on accepting calls after SIGTERM, for balancers to notice");
   AddDuration(app, "--drain_timeout", config.drain_timeout,

@@ -75,12 +75,16 @@ Server::Server(const Config& config, const Sizes& sizes, int threads)
       upkeep_(DutiesOfUpkeep()),
       service_({.max_message_bytes = sizes.max_message_bytes,
                 .memory_budget_bytes = sizes.memory_budget,
+                .max_running = config.max_running,
+                .max_queue = config.max_queue,
                 .peak = MeasurePeak(config, scheduler_, metrics_),
                 .kernel = config.kernel,
                 .speed = MeasureSpeed(config, scheduler_),
                 .on_engine_fault = [this](const absl::Status&) { upkeep_.EngineFault(); }},
                scheduler_, metrics_),
-      unknown_service_(metrics_) {}
+      unknown_service_(metrics_) {
+  metrics_.SetQueueDepthSource([this] { return int64_t{scheduler_.queued()}; });
+}
 
 Server::~Server() {
   if (grpc_ != nullptr) Shutdown(absl::ZeroDuration());
@@ -140,13 +144,13 @@ absl::Status Server::StartGrpc() {
 }
 
 void Server::LimitMessages(grpc::ServerBuilder& builder) const {
-  const int max_bytes = static_cast<int>(sizes_.max_message_bytes);
-  builder.SetMaxReceiveMessageSize(max_bytes);
-  builder.SetMaxSendMessageSize(max_bytes);
-  // gRPC inflates before it applies the limit: a small message could become any size.
+  // The service checks what it gets itself; by then all of a message is in memory, as it would be
+  // if gRPC checked. The quota is what bounds that.
+  builder.SetMaxReceiveMessageSize(-1);
+  builder.SetMaxSendMessageSize(static_cast<int>(sizes_.max_message_bytes));
+  // gRPC inflates outside the quota: a small message could become any size.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
-  // The message limit is applied when all of a message is in memory: this is what bounds that.
   grpc::ResourceQuota quota("attendant");
   quota.Resize(static_cast<size_t>(sizes_.receive_quota));
   // Reflection blocks a thread for each of its streams.

@@ -34,6 +34,8 @@ core::Speed MadeUpSpeed() {
   return speed;
 }
 
+constexpr int64_t kMaxMessageBytes = 64 << 20;
+
 class AttentionServiceTest : public testing::Test {
  protected:
   AttentionServiceTest() {
@@ -104,7 +106,7 @@ class AttentionServiceTest : public testing::Test {
   Metrics metrics_{{"test", "test", "test"}};
   core::Scheduler scheduler_{2};
   AttentionService service_{
-      {.max_message_bytes = 1 << 20, .peak = {1e9, 5e8}, .speed = MadeUpSpeed()},
+      {.max_message_bytes = kMaxMessageBytes, .peak = {1e9, 5e8}, .speed = MadeUpSpeed()},
       scheduler_,
       metrics_};
   std::unique_ptr<grpc::Server> server_;
@@ -208,8 +210,8 @@ TEST_F(AttentionServiceTest, AnEmptyProblemIsAnsweredWithoutATile) {
 }
 
 TEST_F(AttentionServiceTest, ALargerResponseThanTheLimitIsRefusedBeforeItIsComputed) {
-  // 2 * 512 * 512 floats of weights are 2 MiB, of 1 MiB that a message may have.
-  v1::AttendRequest request = ConstantRequest({1, 2, 512, 1}, 0);
+  // 2 * 4096 * 4096 floats of weights are 128 MiB, of 64 MiB that a message may have.
+  v1::AttendRequest request = ConstantRequest({1, 2, 4096, 1}, 0);
   request.mutable_options()->set_return_weights(true);
   v1::AttendResponse response;
   const grpc::Status status = Attend(request, &response);
@@ -386,8 +388,8 @@ TEST_F(AttentionServiceTest, EveryByteOfAHeadIsWritten) {
 }
 
 TEST_F(AttentionServiceTest, WhatIsRefusedIsNotCopied) {
-  v1::AttendRequest request = ConstantRequest({1, 2, 512, 4}, 0);
-  request.mutable_options()->set_return_weights(true);  // 2 MiB, of 1 that a message may have
+  v1::AttendRequest request = ConstantRequest({1, 2, 4096, 4}, 0);
+  request.mutable_options()->set_return_weights(true);  // 128 MiB, of 64 that a message may have
   const int64_t before = CopiedTensorBytes();
   v1::AttendResponse response;
   EXPECT_EQ(Attend(request, &response).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
@@ -432,7 +434,7 @@ TEST_F(AttentionServiceTest, InfoSaysWhatAClientMustKnow) {
   EXPECT_FALSE(response.version().empty());
   EXPECT_FALSE(response.cpu().empty());
   EXPECT_EQ(response.compute_threads(), 2);
-  EXPECT_EQ(response.max_message_bytes(), 1 << 20);
+  EXPECT_EQ(response.max_message_bytes(), kMaxMessageBytes);
   EXPECT_EQ(response.peak_flops_float32(), 1e9);
   EXPECT_EQ(response.peak_flops_float64(), 5e8);
 }
@@ -588,7 +590,7 @@ TEST_F(AttentionServiceTest, FiftyRandomCallsTakeTheWorkspaceThatIsEstimated) {
     v1::EstimateResponse estimate;
     const grpc::Status status = Estimate(request, &estimate);
     ASSERT_TRUE(status.ok()) << status.error_message();
-    if (estimate.response_bytes() > (1 << 20) - 4096) continue;  // more than a message may have
+    if (estimate.response_bytes() > 1 << 20) continue;  // small ones show as much
     ++made;
     ExpectAsEstimated<v1::AttendRequest, v1::AttendResponse>(
         request, estimate,

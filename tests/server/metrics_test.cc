@@ -4,7 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 
 namespace attendant::server {
@@ -38,7 +43,17 @@ TEST_F(MetricsTest, EverySeriesIsThereAtZeroFromTheStart) {
         "attendant_inflight_requests 0",
         "attendant_inflight_flops 0",
         "attendant_shed_total{reason=\"draining\"} 0",
+        "attendant_shed_total{reason=\"memory\"} 0",
+        "attendant_shed_total{reason=\"queue_full\"} 0",
+        "attendant_shed_total{reason=\"queue_wait\"} 0",
+        "attendant_shed_total{reason=\"never_fits\"} 0",
+        "attendant_queue_depth 0",
+        "attendant_requests_total{code=\"UNIMPLEMENTED\",method=\"unknown\",path=\"none\"} 0",
+        "attendant_requests_total{code=\"OK\",method=\"AttendStream\",path=\"chunked\"} 0",
+        "attendant_cancelled_total{stage=\"receive\"} 0",
         "attendant_cancelled_total{stage=\"queue\"} 0",
+        "attendant_cancelled_total{stage=\"compute\"} 0",
+        "attendant_cancelled_total{stage=\"send\"} 0",
         "attendant_explicit_equivalent_bytes_total{tokens=\"128\"} 0",
         "attendant_machine_peak_flops{dtype=\"float32\"} 0",
         "attendant_memory_reserved_bytes ",
@@ -110,6 +125,59 @@ TEST_F(MetricsTest, RequestsAndJobsInFlightComeBackToZero) {
           "attendant_requests_total{code=\"CANCELLED\",method=\"Attend\",path=\"chunked\"} 1"));
   EXPECT_THAT(text, HasSubstr("attendant_request_duration_seconds_sum{method=\"Attend\",path="
                               "\"chunked\"} 0.5"));
+}
+
+TEST_F(MetricsTest, TheQueueIsReadAtEachScrapeUntilItsSourceIsGone) {
+  int64_t depth = 3;
+  metrics_.SetQueueDepthSource([&depth] { return depth; });
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_queue_depth 3\n"));
+  depth = 4;
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_queue_depth 4\n"));
+  metrics_.SetQueueDepthSource(nullptr);
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_queue_depth 0\n"));
+}
+
+TEST_F(MetricsTest, ActivityCountsWhatCameAndWhatRuns) {
+  metrics_.RequestStarted();
+  metrics_.RequestStarted();
+  metrics_.RequestEnded(Method::kInfo, PathLabel::kNone, absl::StatusCode::kOk, 1);
+  EXPECT_EQ(metrics_.activity().started, 2);
+  EXPECT_EQ(metrics_.activity().running, 1);
+}
+
+// The rules of `promtool check metrics`.
+TEST_F(MetricsTest, NamesAreAsPrometheusWantsThem) {
+  std::map<std::string, std::string> types;
+  std::set<std::string> helped;
+  std::set<std::string> series;
+  const std::string text = metrics_.Text();
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    const std::vector<std::string> words = absl::StrSplit(line, absl::MaxSplits(' ', 3));
+    if (words[0] != "#") {
+      EXPECT_TRUE(series.insert(std::string(line.substr(0, line.rfind(' ')))).second) << line;
+      continue;
+    }
+    ASSERT_EQ(words.size(), 4u) << line;
+    const std::string& name = words[2];
+    if (words[1] == "HELP") {
+      EXPECT_TRUE(helped.insert(name).second) << name << " twice";
+      EXPECT_FALSE(words[3].empty()) << name;
+    } else {
+      EXPECT_TRUE(types.emplace(name, words[3]).second) << name << " twice";
+    }
+  }
+  for (const auto& [name, type] : types) {
+    EXPECT_THAT(name, testing::MatchesRegex("[a-z][a-z0-9_]*"));
+    EXPECT_EQ(helped.count(name), 1u) << name;
+    EXPECT_EQ(absl::EndsWith(name, "_total"), type == "counter") << name;
+    for (const char* const unit :
+         {"milliseconds", "microseconds", "minutes", "kilobytes", "megabytes", "_ms", "_mib"}) {
+      EXPECT_THAT(name, testing::Not(HasSubstr(unit)));
+    }
+    for (const char* const suffix : {"_count", "_sum", "_bucket", "_gauge", "_counter"}) {
+      EXPECT_FALSE(absl::EndsWith(name, suffix)) << name;
+    }
+  }
 }
 
 TEST_F(MetricsTest, ATakenPortIsAnErrorThatNamesTheAddress) {

@@ -2,13 +2,17 @@
 #include "server/server.h"
 
 #include <gmock/gmock.h>
+#include <grpcpp/completion_queue.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <future>
 #include <thread>
 
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "tests/server/testing.h"
+#include "tests/temp_dir.h"
 
 namespace attendant::server {
 namespace {
@@ -102,7 +106,13 @@ TEST(ServerTest, AMessageOverTheLimitIsRefusedAndTheNextCallWorks) {
   SetTestDeadline(over);
   const grpc::Status status = stub->Attend(&over, request, &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(status.error_message(), HasSubstr("65537 vs. 65536"));
+  EXPECT_THAT(status.error_message(), HasSubstr("has 65537 bytes, at most 65536"));
+  const auto quota = DetailOf<google::rpc::QuotaFailure>(status);
+  ASSERT_EQ(quota.violations_size(), 1);
+  EXPECT_EQ(quota.violations(0).subject(), "max_message_bytes");
+  EXPECT_THAT(server->metrics_text(),
+              HasSubstr("attendant_requests_total{code=\"RESOURCE_EXHAUSTED\",method=\"Attend\","
+                        "path=\"none\"} 1"));
   grpc::ClientContext within;
   SetTestDeadline(within);
   EXPECT_TRUE(stub->Attend(&within, MeanRequest(), &response).ok());
@@ -161,6 +171,155 @@ TEST(ServerTest, ShutdownCancelsWhatOutlivesTheTimeout) {
   const grpc::Status status = call.get();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(status.error_message(), HasSubstr("shut down before the call was complete"));
+}
+
+TEST(ServerTest, ServesOnEveryAddress) {
+  const TempDir folder;
+  const std::string socket = "unix:" + folder.PathOf("socket");
+  Config config = LoopbackConfig();
+  config.listen = {"127.0.0.1:0", socket, "127.0.0.1:0"};
+  const auto server = StartServer(config);
+  ASSERT_NE(server, nullptr);
+  ASSERT_EQ(server->addresses().size(), 3u);
+  EXPECT_EQ(server->addresses()[1], socket);
+  EXPECT_NE(server->addresses()[0], server->addresses()[2]);
+  for (const std::string& address : server->addresses()) {
+    EXPECT_THAT(server->Description(), HasSubstr(address));
+    const auto stub =
+        v1::Attention::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+    grpc::ClientContext context;
+    SetTestDeadline(context);
+    v1::AttendResponse response;
+    const grpc::Status status = stub->Attend(&context, MeanRequest(), &response);
+    EXPECT_TRUE(status.ok()) << address << ": " << status.error_message();
+  }
+}
+
+TEST(ServerTest, ASocketOfALivingServerIsAnErrorThatNamesIt) {
+  const TempDir folder;
+  Config config = LoopbackConfig();
+  config.listen = {"unix:" + folder.PathOf("socket")};
+  auto first = StartServer(config);
+  ASSERT_NE(first, nullptr);
+  Config other = LoopbackConfig();
+  other.listen = {"127.0.0.1:0", config.listen[0]};
+  const auto taken = Server::Start(other);
+  EXPECT_EQ(taken.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(taken.status().message()), HasSubstr(config.listen[0]));
+  first.reset();
+  EXPECT_NE(StartServer(config), nullptr);
+}
+
+TEST(ServerTest, OfSeveralAddressesTheTakenOneIsNamed) {
+  const auto first = StartServer();
+  ASSERT_NE(first, nullptr);
+  Config config = LoopbackConfig();
+  config.listen = {"127.0.0.1:0", first->address()};
+  const auto taken = Server::Start(config);
+  EXPECT_EQ(taken.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(taken.status().message()), HasSubstr(first->address()));
+}
+
+TEST(ServerTest, SizesThatCannotHoldTogetherAreRefused) {
+  Config config = LoopbackConfig();
+  config.memory_budget = 1 << 20;
+  config.max_message_bytes = 1 << 20;
+  const auto server = Server::Start(config);
+  EXPECT_EQ(server.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(server.status().message()), HasSubstr("--memory_budget=1048576"));
+}
+
+TEST(ServerTest, WhatIsNotServedIsRefusedAndCountedUnderOneName) {
+  const auto server = StartServer();
+  ASSERT_NE(server, nullptr);
+  grpc::GenericStub stub(ChannelTo(*server));
+  for (const char* const method : {"/attendant.v1.Attention/Guess", "/x/y", "/x/z"}) {
+    grpc::ClientContext context;
+    SetTestDeadline(context);
+    grpc::CompletionQueue queue;
+    const auto call = stub.PrepareUnaryCall(&context, method, grpc::ByteBuffer(nullptr, 0), &queue);
+    call->StartCall();
+    grpc::ByteBuffer response;
+    grpc::Status status;
+    call->Finish(&response, &status, nullptr);
+    void* tag = nullptr;
+    bool ok = false;
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+    EXPECT_THAT(status.error_message(), HasSubstr(method));
+  }
+  EXPECT_THAT(server->metrics_text(),
+              HasSubstr("attendant_requests_total{code=\"UNIMPLEMENTED\",method=\"unknown\",path="
+                        "\"none\"} 3\n"));
+  EXPECT_THAT(server->metrics_text(), HasSubstr("attendant_inflight_requests 0\n"));
+}
+
+size_t LinesIn(const std::string& text) {
+  return static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+TEST(ServerTest, TenThousandShapesAddNoSeries) {
+  const auto server = StartServer();
+  ASSERT_NE(server, nullptr);
+  const auto stub = v1::Attention::NewStub(ChannelTo(*server));
+  const size_t before = LinesIn(server->metrics_text());
+  for (int shape = 0; shape < 10'000; ++shape) {
+    grpc::ClientContext context;
+    SetTestDeadline(context);
+    if (shape % 10 == 0) {
+      v1::AttendRequest request = MeanRequest();
+      // The key's tokens change, and so every other request is refused.
+      request.mutable_key()->set_shape(2, shape / 10 % 2 == 0 ? 2 : shape);
+      v1::AttendResponse response;
+      (void)stub->Attend(&context, request, &response);
+      continue;
+    }
+    v1::EstimateRequest request;
+    request.set_batch(1);
+    request.set_heads(1 + shape % 7);
+    request.set_queries(shape);
+    request.set_keys(10 * shape);
+    request.set_width(1 + shape % 100);
+    v1::EstimateResponse response;
+    ASSERT_TRUE(stub->Estimate(&context, request, &response).ok());
+  }
+  EXPECT_EQ(LinesIn(server->metrics_text()), before);
+}
+
+TEST(ServerTest, AnOldConnectionMovesWithoutAFailedCall) {
+  Config config = LoopbackConfig();
+  config.max_connection_age = absl::Milliseconds(100);
+  const auto server = StartServer(config);
+  ASSERT_NE(server, nullptr);
+  const auto channel = ChannelTo(*server);
+  ASSERT_TRUE(
+      channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(60)));
+  const auto stub = v1::Attention::NewStub(channel);
+  // Longer than the connection may get, on its first.
+  const v1::AttendRequest long_request = ConstantRequest({1, 8, 4096, 32}, 0.5f);
+  v1::AttendResponse long_response;
+  auto long_call = StartLongCall(*stub, long_request, &long_response);
+  for (int moves = 0; moves < 2; ++moves) {
+    grpc::CompletionQueue queue;
+    channel->NotifyOnStateChange(GRPC_CHANNEL_READY,
+                                 std::chrono::system_clock::now() + std::chrono::seconds(60),
+                                 &queue, nullptr);
+    void* tag = nullptr;
+    bool moved = false;
+    while (queue.AsyncNext(&tag, &moved, std::chrono::system_clock::now()) ==
+           grpc::CompletionQueue::TIMEOUT) {
+      grpc::ClientContext context;
+      SetTestDeadline(context);
+      v1::AttendResponse response;
+      const grpc::Status status = stub->Attend(&context, MeanRequest(), &response);
+      ASSERT_TRUE(status.ok()) << status.error_message();
+    }
+    EXPECT_TRUE(moved);
+    ASSERT_TRUE(
+        channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(60)));
+  }
+  const grpc::Status status = long_call.get();
+  EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ using ::testing::StartsWith;
 
 Serving::Options Plain() {
   Serving::Options options;
-  options.limits.max_message_bytes = 1 << 20;
+  options.limits.max_message_bytes = 4 << 20;
   return options;
 }
 
@@ -73,8 +73,8 @@ TEST(ServingTest, WhatNeverFitsIsToldBytesNeededBytesAllowedAndThePathThatFits) 
 
 TEST(ServingTest, AResponseThatFitsNoMessageIsNotToBeSentAgain) {
   Serving serving(Plain());
-  v1::AttendRequest request = ConstantRequest({1, 2, 512, 1}, 0);
-  request.mutable_options()->set_return_weights(true);  // 2 MiB
+  v1::AttendRequest request = ConstantRequest({1, 2, 1024, 1}, 0);
+  request.mutable_options()->set_return_weights(true);  // 8 MiB, of 4 that a message may have
   grpc::ClientContext context;
   SetTestDeadline(context);
   v1::AttendResponse response;
