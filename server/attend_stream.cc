@@ -107,8 +107,8 @@ grpc::ByteBuffer PieceMessage(const ResponseData::Part& part, int64_t offset, in
   return grpc::ByteBuffer(slices, 2);
 }
 
-// Thread-safe where gRPC, the compute threads and the alarm meet: what they share is under mutex_.
-// The rest belongs to the phase: reads follow each other, then comes the job, then writes.
+// Thread-safe. gRPC calls back on any of its threads, one read or write after the other; beside
+// them come the job's end, cancellations and the alarm.
 class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                                public Call,
                                public std::enable_shared_from_this<AttendStreamCall> {
@@ -137,11 +137,17 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
       OnUploaded();
       return;
     }
-    const absl::Status status = WithoutThrowing([&]() -> absl::Status {
-      if (absl::Status fits = CheckMessage(); !fits.ok()) return fits;
-      return work_.has_value() ? TakePiece() : TakeHeader();
-    });
-    incoming_.Clear();
+    absl::Status status;
+    {
+      core::MutexLock lock(mutex_);
+      if (phase_ == Phase::kEnded) return;
+      status = WithoutThrowing([&]() -> absl::Status {
+        mutex_.AssertHeld();
+        if (absl::Status fits = CheckMessage(); !fits.ok()) return fits;
+        return work_.has_value() ? TakePiece() : TakeHeader();
+      });
+      incoming_.Clear();
+    }
     if (!status.ok()) {
       End(status);
       return;
@@ -159,7 +165,7 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
                                         kLongestMessage, " are a header or a piece"));
   }
 
-  absl::Status TakeHeader() {
+  absl::Status TakeHeader() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     v1::AttendStreamRequest message;
     if (absl::Status status = ReadHead(incoming_, message); !status.ok()) return status;
     if (!message.has_header()) return core::InvalidField("header", "must be the first message");
@@ -182,7 +188,7 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
     return absl::OkStatus();
   }
 
-  absl::Status TakePiece() {
+  absl::Status TakePiece() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     v1::AttendStreamRequest message;
     if (absl::Status status = ReadHead(incoming_, message); !status.ok()) return status;
     if (!message.has_piece()) {
@@ -216,20 +222,24 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
       EndEarly(WhyCancelled());
       return;
     }
-    if (absl::Status complete = CheckComplete(); !complete.ok()) {
-      End(complete);
-      return;
-    }
+    absl::Status complete;
+    std::optional<Work> work;
     {
       core::MutexLock lock(mutex_);
       if (phase_ == Phase::kEnded) return;
-      phase_ = Phase::kComputing;
+      complete = CheckComplete();
+      if (complete.ok()) phase_ = Phase::kComputing;
+      work.swap(work_);
+    }
+    if (!complete.ok()) {
+      End(complete);
+      return;
     }
     NoteArrival();
-    Submit(*std::move(work_));
+    Submit(*std::move(work));
   }
 
-  absl::Status CheckComplete() const {
+  absl::Status CheckComplete() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!work_.has_value()) return core::InvalidField("header", "is unset: no message came");
     for (const Upload& upload : uploads_) {
       if (const auto missing = upload.here.FirstMissing(upload.bytes)) {
@@ -242,17 +252,18 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
 
   void OnComputed(const absl::Status& status, const google::protobuf::Message& response) override {
     absl::Status made = status;
-    if (made.ok()) {
-      made = WithoutThrowing([&] {
-        parts_ = data().out.TakeParts();
-        outgoing_ = HeaderMessage(response, parts_);
-        return absl::OkStatus();
-      });
-    }
     NoteProgress();
     {
       core::MutexLock lock(mutex_);
       if (made.ok()) made = WhyStopped();
+      if (made.ok()) {
+        made = WithoutThrowing([&] {
+          mutex_.AssertHeld();
+          parts_ = data().out.TakeParts();
+          outgoing_ = HeaderMessage(response, parts_);
+          return absl::OkStatus();
+        });
+      }
       phase_ = made.ok() ? Phase::kWriting : Phase::kEnded;
     }
     if (made.ok()) {
@@ -264,12 +275,16 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
 
   void OnWriteDone(bool ok) override {
     bool more = false;
-    absl::Status end = ok ? WithoutThrowing([&] { return MakePiece(more); }) : WhyCancelled();
+    absl::Status end = ok ? absl::OkStatus() : WhyCancelled();
     {
       core::MutexLock lock(mutex_);
       if (phase_ == Phase::kEnded) {
         end = why_ended_;
-        more = false;
+      } else if (ok) {
+        end = WithoutThrowing([&] {
+          mutex_.AssertHeld();
+          return MakePiece(more);
+        });
       }
       if (!more) phase_ = Phase::kEnded;
     }
@@ -283,7 +298,7 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
   }
 
   // Says whether there was one left; it is the next to be written then.
-  absl::Status MakePiece(bool& more) {
+  absl::Status MakePiece(bool& more) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     while (part_ < parts_.size() &&
            sent_of_part_ == static_cast<int64_t>(parts_[part_].bytes.size())) {
       parts_[part_++].bytes = grpc::Slice();
@@ -379,20 +394,22 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
   const PlanHeader plan_;
   const StreamLimits limits_;
 
+  // gRPC's while a read or write is outstanding.
   grpc::ByteBuffer incoming_;
-  std::optional<Work> work_;
-  std::vector<Upload> uploads_;
-
   grpc::ByteBuffer outgoing_;
-  std::vector<ResponseData::Part> parts_;
-  size_t part_ = 0;  // the one that is sent
-  int64_t sent_of_part_ = 0;
 
   std::atomic<Clock::rep> last_progress_ = Clock::now().time_since_epoch().count();
   core::Mutex mutex_;
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kReading;
   absl::Status why_ended_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
+  // Of the request.
+  std::optional<Work> work_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Upload> uploads_ ABSL_GUARDED_BY(mutex_);
+  // Of the answer: what is left of it.
+  std::vector<ResponseData::Part> parts_ ABSL_GUARDED_BY(mutex_);
+  size_t part_ ABSL_GUARDED_BY(mutex_) = 0;  // the one that is sent
+  int64_t sent_of_part_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace
