@@ -1,5 +1,7 @@
 #include "core/cost.h"
 
+#include <algorithm>
+
 #include "core/attend.h"
 #include "core/checked_math.h"
 #include "core/chunked_path.h"
@@ -78,6 +80,14 @@ PathCost CostOf(const HeadProblem& h, int threads, Kernel kernel) {
   cost.steps.push_back(
       {"output_projection", OutputProjectionFlops(h), Bytes(p, {p.batch, p.queries, h.d_model})});
   return cost;
+}
+
+int64_t CopyBytes(const Problem& p, int threads, Kernel kernel) {
+  const bool by_products = p.path == Path::kExplicit || kernel != Kernel::kFused;
+  const bool hides = p.mask.has_value() || !p.key_lengths.empty() || p.causal != Causal::kNone ||
+                     p.window.left.has_value() || p.window.right.has_value();
+  if (!by_products || !hides) return 0;
+  return WideBytes(p, {threads, std::max(p.queries, p.keys), std::max(p.width, p.value_width)});
 }
 
 int64_t VisiblePairs(const Problem& p) {

@@ -38,6 +38,11 @@ PathCost CostOf(const Problem& problem, int threads, Kernel kernel = Kernel::kFu
 //   d_model
 PathCost CostOf(const HeadProblem& problem, int threads, Kernel kernel = Kernel::kFused);
 
+// Beyond workspace_bytes: what the paths by library products may hold where numbers that are not
+// finite stand at positions that a query does not see. A copy of one head's rows a thread, without
+// them; none on the chunked path by our own kernel.
+int64_t CopyBytes(const Problem& problem, int threads, Kernel kernel);
+
 // Scale, compare, subtract, exponentiate, add.
 inline constexpr int64_t kSoftmaxFlops = 5;
 

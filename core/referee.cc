@@ -1172,6 +1172,7 @@ int64_t CheckWorkspaceBytes(const CheckProblem& problem, const std::vector<Claim
       {BytesOf(NumbersOfTile(problem, claims)), SaturatingProduct({2, OptionBytes(p)})});
   return SaturatingSum({BytesOf(HeldNumbers(problem)),
                         CostOf(honest, resources.threads, resources.kernel).workspace_bytes,
+                        CopyBytes(honest, resources.threads, resources.kernel),
                         SaturatingProduct({resources.threads, tile}), searches});
 }
 

@@ -28,8 +28,9 @@ namespace {
 constexpr int64_t kResponseOverhead = 4096;
 
 core::Problem& AttentionIn(core::Problem& problem) { return problem; }
+const core::Problem& AttentionIn(const core::Problem& problem) { return problem; }
 template <typename Problem>
-core::Problem& AttentionIn(Problem& problem) {
+auto& AttentionIn(Problem& problem) {
   return problem.attend;
 }
 
@@ -340,12 +341,16 @@ absl::StatusOr<Work> AttentionService::PlanCheck(const v1::CheckRequest& request
 }
 
 int64_t AttentionService::WorkspaceOf(const core::GradientProblem& problem) const {
-  return core::GradientWorkspaceBytes(problem, scheduler_.threads());
+  const int threads = scheduler_.threads();
+  return core::SaturatingSum({core::GradientWorkspaceBytes(problem, threads),
+                              core::CopyBytes(problem.attend, threads, core::Kernel::kFused)});
 }
 
 template <typename Problem>
 int64_t AttentionService::WorkspaceOf(const Problem& problem) const {
-  return core::CostOf(problem, scheduler_.threads(), limits_.kernel).workspace_bytes;
+  const int threads = scheduler_.threads();
+  return core::SaturatingSum({core::CostOf(problem, threads, limits_.kernel).workspace_bytes,
+                              core::CopyBytes(AttentionIn(problem), threads, limits_.kernel)});
 }
 
 template <typename Problem>

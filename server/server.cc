@@ -15,6 +15,7 @@
 #include "absl/strings/strip.h"
 #include "core/gemm.h"
 #include "core/machine.h"
+#include "core/self_check.h"
 #include "core/version.h"
 #include "grpc/health/v1/health.pb.h"
 #include "server/cpu.h"
@@ -183,7 +184,7 @@ void Server::TendConnections(grpc::ServerBuilder& builder) const {
 Upkeep::Duties Server::DutiesOfUpkeep() {
   Upkeep::Duties duties;
   duties.activity = [this] { return metrics_.activity(); };
-  duties.self_check = [] { return absl::OkStatus(); };
+  duties.self_check = [this] { return core::SelfCheck(scheduler_, config_.kernel); };
   duties.report = [this](Engine engine) { health_.SetEngine(engine); };
   return duties;
 }

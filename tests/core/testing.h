@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/attend.h"
+#include "core/cost.h"
 #include "core/half.h"
 #include "core/mask.h"
 #include "core/problem.h"
@@ -270,6 +271,10 @@ Results<T> Compute(const Problem& problem, const Inputs<T>& inputs, Scheduler& s
   const absl::Status status = stages.ok() ? scheduler.Run(*std::move(stages)) : stages.status();
   EXPECT_EQ(status, absl::OkStatus());
   memory.results.peak_workspace_bytes = workspace.peak_bytes();
+  // What is reserved for a call is by this figure.
+  EXPECT_LE(workspace.peak_bytes(),
+            CostOf(problem, scheduler.threads(), KernelUnderTest()).workspace_bytes +
+                CopyBytes(problem, scheduler.threads(), KernelUnderTest()));
   return std::move(memory.results);
 }
 

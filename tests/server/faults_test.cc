@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "core/workspace.h"
+#include "grpc/health/v1/health.grpc.pb.h"
 #include "tests/server/serving.h"
 
 namespace attendant::server {
@@ -103,6 +104,41 @@ TEST_F(FaultsTest, MemoryThatIsRefusedIsWorthAnotherTryAndNoEngineFault) {
   EXPECT_TRUE(
       serving_->Shows(absl::StrCat("attendant_shed_total{reason=\"memory\"} ", allocations - 1)));
   ExpectNothingIsLeft();
+}
+
+TEST(FaultyServerTest, IsNotReadyUntilASelfCheckPasses) {
+  using HealthReply = grpc::health::v1::HealthCheckResponse;
+  const auto server = Server::Start(LoopbackConfig());
+  ASSERT_EQ(server.status(), absl::OkStatus());
+  const auto channel = ChannelTo(**server);
+  const auto stub = v1::Attention::NewStub(channel);
+  const auto health = grpc::health::v1::Health::NewStub(channel);
+  const auto becomes = [&](const std::string& service, HealthReply::ServingStatus wanted) {
+    return Eventually([&] {
+      grpc::ClientContext context;
+      SetTestDeadline(context);
+      grpc::health::v1::HealthCheckRequest request;
+      request.set_service(service);
+      HealthReply reply;
+      return health->Check(&context, request, &reply).ok() && reply.status() == wanted;
+    });
+  };
+  const auto attend = [&] {
+    grpc::ClientContext context;
+    SetTestDeadline(context);
+    v1::AttendResponse response;
+    return stub->Attend(&context, MeanRequest(), &response).error_code();
+  };
+  EXPECT_EQ(attend(), grpc::StatusCode::OK);
+  // Every tile fails, those of the self-check too.
+  faults::Arm(faults::Point::kEngineError, 1);
+  EXPECT_EQ(attend(), grpc::StatusCode::INTERNAL);
+  EXPECT_TRUE(becomes("", HealthReply::NOT_SERVING));
+  EXPECT_TRUE(becomes("attendant.v1.Attention", HealthReply::NOT_SERVING));
+  EXPECT_TRUE(becomes("liveness", HealthReply::SERVING));
+  faults::DisarmAll();
+  EXPECT_TRUE(becomes("", HealthReply::SERVING));
+  EXPECT_EQ(attend(), grpc::StatusCode::OK);
 }
 
 // What one client does, call after call.

@@ -86,6 +86,40 @@ TEST(ServingTest, AResponseThatFitsNoMessageIsNotToBeSentAgain) {
   EXPECT_TRUE(serving.Shows("attendant_shed_total{reason=\"never_fits\"} 1"));
 }
 
+// The paths by library products copy rows without what is not finite: that is reserved as well.
+TEST(ServingTest, NumbersThatAreNotFiniteStayWithinWhatIsReserved) {
+  for (const core::Kernel kernel : {core::Kernel::kFused, core::Kernel::kOneDnn}) {
+    Serving::Options options = Plain();
+    options.limits.kernel = kernel;
+    Serving serving(options);
+    for (const v1::Path path : {v1::PATH_EXPLICIT, v1::PATH_CHUNKED}) {
+      v1::AttendRequest request = ConstantRequest({2, 3, 150, 8}, 0.5f);
+      request.mutable_options()->set_path(path);
+      request.mutable_options()->set_causal(v1::CAUSAL_TOP_LEFT);
+      v1::BackwardRequest backward;
+      *backward.mutable_d_output() = request.query();
+      std::vector<float> numbers(2 * 3 * 150 * 8, 0.5f);
+      for (size_t i = 0; i < numbers.size(); i += 97) numbers[i] = NAN;
+      for (v1::Tensor* tensor :
+           {request.mutable_query(), request.mutable_key(), request.mutable_value()}) {
+        SetTensor(v1::DATA_TYPE_FLOAT32, {2, 3, 150, 8}, numbers, tensor);
+      }
+      v1::AttendResponse response;
+      grpc::Status status = Attend(serving, request, &response);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+      *backward.mutable_query() = request.query();
+      *backward.mutable_key() = request.key();
+      *backward.mutable_value() = request.value();
+      *backward.mutable_options() = request.options();
+      grpc::ClientContext context;
+      SetTestDeadline(context);
+      v1::BackwardResponse gradients;
+      status = serving.stub().Backward(&context, backward, &gradients);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+    }
+  }
+}
+
 TEST(ServingTest, AFullBudgetIsWorthAnotherTry) {
   Serving::Options options = Plain();
   options.limits.memory_budget_bytes = 6 << 20;
