@@ -73,7 +73,7 @@ Upkeep::Wake Upkeep::Await(Clock::duration time, bool fault_counts) {
 void Upkeep::CheckEngine() {
   spdlog::error("an engine fault: not ready until a self-check passes");
   Clock::duration pause = duties_.retry_after;
-  for (int check = 1; check <= kMostChecks; ++check, pause *= 2) {
+  for (int failures = 0; failures < kMostFailures;) {
     {
       core::MutexLock lock(mutex_);
       fault_ = false;
@@ -84,8 +84,13 @@ void Upkeep::CheckEngine() {
       if (EngineIsSound()) spdlog::info("the self-check passed: ready");
       return;
     }
-    spdlog::error("self-check {} of {} failed: {}", check, kMostChecks, status.ToString());
-    if (check < kMostChecks && Await(pause, /*fault_counts=*/false) == Wake::kStop) return;
+    spdlog::error("the self-check failed: {}", status.ToString());
+    // Where there was no room to find out nothing is known: that says nothing against the engine.
+    if (!absl::IsResourceExhausted(status)) {
+      ++failures;
+      pause *= 2;
+    }
+    if (failures < kMostFailures && Await(pause, /*fault_counts=*/false) == Wake::kStop) return;
   }
   core::MutexLock lock(mutex_);
   fault_ = false;

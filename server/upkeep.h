@@ -35,19 +35,20 @@ class Upkeep {
 
   struct Duties {
     std::function<Activity()> activity;
-    std::function<absl::Status()> self_check;  // OK: what is computed is right
+    // OK: what is computed is right. RESOURCE_EXHAUSTED: there was no room to find out.
+    std::function<absl::Status()> self_check;
     // Told of each change, with a lock held: it must neither wait nor call back.
     std::function<void(Engine)> report;
     // Between looks at the activity. Long enough that a light load never counts as idle: what comes
     // after a trim pays for its memory's pages once more.
     Clock::duration look_every = std::chrono::seconds(5);
-    // Before the second self-check, and twice as long before each further one.
+    // Twice that passes before the second self-check, and twice as long before each further one.
     Clock::duration retry_after = std::chrono::milliseconds(250);
   };
 
-  // Self-checks that may fail one after the other before the engine counts as broken: about 8 s
-  // with their pauses.
-  static constexpr int kMostChecks = 6;
+  // Self-checks that fail one after the other before the engine counts as broken: some 15 s with
+  // their pauses. Those that find no memory do not count.
+  static constexpr int kMostFailures = 6;
 
   explicit Upkeep(Duties duties);
   // Waits for a self-check that runs.

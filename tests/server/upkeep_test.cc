@@ -78,10 +78,21 @@ TEST_F(UpkeepTest, AnEngineThatNeverPassesIsBrokenForGood) {
   Upkeep upkeep(Duties(1000));
   upkeep.EngineFault();
   EXPECT_THAT(AwaitReports(2), ElementsAre(Engine::kFaulty, Engine::kBroken));
-  EXPECT_EQ(checks_, Upkeep::kMostChecks);
+  EXPECT_EQ(checks_, Upkeep::kMostFailures);
   upkeep.EngineFault();
   EXPECT_EQ(AwaitReports(2).size(), 2u);
-  EXPECT_EQ(checks_, Upkeep::kMostChecks);
+  EXPECT_EQ(checks_, Upkeep::kMostFailures);
+}
+
+TEST_F(UpkeepTest, WithoutRoomForACheckNothingIsKnown) {
+  Upkeep::Duties duties = Duties(0);
+  duties.self_check = [this] {
+    return ++checks_ <= 2 * Upkeep::kMostFailures ? absl::ResourceExhaustedError("full")
+                                                  : absl::OkStatus();
+  };
+  Upkeep upkeep(duties);
+  upkeep.EngineFault();
+  EXPECT_THAT(AwaitReports(2), ElementsAre(Engine::kFaulty, Engine::kSound));
 }
 
 TEST_F(UpkeepTest, AFaultDuringACheckIsCheckedAgain) {
