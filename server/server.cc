@@ -34,6 +34,9 @@ constexpr absl::Duration kShortestPingInterval = absl::Seconds(5);
 constexpr absl::Duration kKeepaliveTime = absl::Minutes(1);
 constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
 constexpr int kReflectionThreads = 4;
+// How long a call that was on its way when the server ended has to arrive, and to hear that it
+// should go elsewhere.
+constexpr std::chrono::milliseconds kLastCalls{200};
 
 absl::Status CannotServe(absl::string_view address, absl::string_view why) {
   return absl::UnavailableError(absl::StrCat("cannot serve gRPC on ", address, ": ", why));
@@ -209,7 +212,7 @@ void Server::Shutdown(absl::Duration timeout) {
     service_.WaitUntilIdle(Clock::now() + std::chrono::seconds(5));
   }
   // No call of ours is left, so what this cuts short are health watchers and reflection.
-  grpc_->Shutdown(std::chrono::system_clock::now());
+  grpc_->Shutdown(std::chrono::system_clock::now() + kLastCalls);
   grpc_->Wait();
   health_.Serve(nullptr);
   grpc_.reset();
