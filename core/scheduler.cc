@@ -172,8 +172,24 @@ Clock::duration Scheduler::RetryDelay() const {
       for (const auto& job : *jobs) seconds += job->expected_seconds_;
     }
   }
+  // Where long jobs run, the past tells little.
+  seconds = std::max(seconds, SecondsToFreePlace());
   return std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(std::clamp(seconds, kLeastRetrySeconds, kMostRetrySeconds)));
+}
+
+double Scheduler::SecondsToFreePlace() const {
+  if (long_places_ < options_.max_running) return 0;
+  const Clock::time_point now = Clock::now();
+  double first = std::numeric_limits<double>::infinity();
+  for (const auto& job : started_) {
+    if (job->place_ != Job::Place::kLong) continue;
+    const bool runs = job->times_.first_tile != Clock::time_point();
+    const double since = runs ? Seconds(now - job->times_.first_tile) : 0;
+    // All that run share the threads.
+    first = std::min(first, long_places_ * job->expected_seconds_ - since);
+  }
+  return std::isfinite(first) ? std::max(first, 0.0) : 0;
 }
 
 void Scheduler::Work(int worker) {

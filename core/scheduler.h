@@ -70,7 +70,7 @@ class Scheduler {
   int running() const ABSL_LOCKS_EXCLUDED(mutex_);  // jobs that have it, and are not complete
 
   // When a caller that was refused may come again: what waits now has its turn by then, by how
-  // quickly jobs went of late. 10 ms to 30 s.
+  // quickly jobs went of late, and by what is expected of those that run. 10 ms to 30 s.
   Clock::duration RetryDelay() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -104,6 +104,8 @@ class Scheduler {
 
   // The queue.
   static bool IsShort(const Job& job);
+  // By what is expected of the jobs that run; 0 where a place is free.
+  double SecondsToFreePlace() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // node: a list of the job alone, which goes to where it belongs.
   absl::Status Add(JobList& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Start(JobList& from, Job& job, Job::Place place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

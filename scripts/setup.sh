@@ -10,7 +10,7 @@ set -euo pipefail
 
 build_packages=(
   build-essential ca-certificates ccache cmake git ninja-build pkg-config
-  libabsl-dev libcli11-dev libdnnl-dev libgmock-dev libgrpc++-dev libgtest-dev libhwy-dev
+  libabsl-dev libcivetweb-dev libcli11-dev libdnnl-dev libgmock-dev libgrpc++-dev libgtest-dev libhwy-dev
   libopenblas-openmp-dev libprotobuf-dev libspdlog-dev prometheus-cpp-dev
   protobuf-compiler protobuf-compiler-grpc
   # The tests read the metrics page with it.
@@ -19,7 +19,8 @@ build_packages=(
   clang-format clang-tidy python3-venv
 )
 
-# Debian 13 renamed the libraries whose time_t changed.
+# Debian 13 renamed the libraries whose time_t changed. libprometheus-cpp-pull brings civetweb, whose
+# name they do not share.
 runtime_packages() {
   . /etc/os-release
   case "${VERSION_ID:-}" in

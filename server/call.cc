@@ -35,6 +35,7 @@ void Calls::Add(std::shared_ptr<Call> call) {
 }
 
 void Calls::Remove(Call* call) {
+  call->HandOver();
   // Destroyed when the lock is not held any more.
   std::shared_ptr<Call> removed;
   core::MutexLock lock(mutex_);
@@ -91,7 +92,10 @@ bool Calls::JobEnded(int64_t number) {
 Call::Call(Calls& calls, grpc::CallbackServerContext* context, Method method)
     : calls_(calls), context_(context), method_(method) {
   calls_.metrics().RequestStarted();
+  HandOver();
 }
+
+void Call::HandOver() { const core::MutexLock lock(mutex_); }
 
 void Call::Stop(const absl::Status& why) {
   core::MutexLock lock(mutex_);
@@ -192,6 +196,7 @@ grpc::Status Call::RecordAnswer(const absl::Status& status) {
   const absl::Status told = calls_.admission().Explain(status);
   if (const auto reason = ShedReasonOf(told); reason.has_value()) calls_.metrics().Shed(*reason);
   calls_.metrics().RequestEnded(method_, path_, told.code(), Seconds(Clock::now() - start_));
+  HandOver();
   return AnswerOf(told, *context_);
 }
 

@@ -120,6 +120,10 @@ class Call {
   // Ends the call early: no tile of its job starts any more. REQUIRES: !why.ok(), no lock is held.
   virtual void Stop(const absl::Status& why);
 
+  // Called before gRPC may take the call to another thread, and there: what was done before is seen
+  // after. gRPC sees to that itself, by locks that ThreadSanitizer does not know.
+  void HandOver();
+
  protected:
   Call(Calls& calls, grpc::CallbackServerContext* context, Method method);
 

@@ -1,7 +1,6 @@
 #include "server/metrics.h"
 
 #include <prometheus/counter.h>
-#include <prometheus/exposer.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/metric_family.h>
@@ -11,11 +10,11 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "core/mutex.h"
+#include "server/http_page.h"
 #include "server/process_metrics.h"
 
 namespace attendant::server {
@@ -113,7 +112,7 @@ class Metrics::Series {
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
   std::shared_ptr<ProcessMetrics> process = std::make_shared<ProcessMetrics>();
   std::shared_ptr<QueueMetrics> queue = std::make_shared<QueueMetrics>();
-  std::unique_ptr<prometheus::Exposer> exposer;
+  std::unique_ptr<HttpPage> page;  // of the others
 
   std::array<std::array<std::array<prometheus::Counter*, kCodes>, kPathNames.size()>,
              kMethodNames.size()>
@@ -239,22 +238,18 @@ class Metrics::Series {
 
 Metrics::Metrics(const BuildInfo& build_info) : series_(std::make_unique<Series>(build_info)) {}
 
-Metrics::~Metrics() = default;
+Metrics::~Metrics() { series_->page.reset(); }
 
 absl::StatusOr<int> Metrics::Listen(const std::string& address) {
-  try {
-    auto exposer = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/1);
-    exposer->RegisterCollectable(series_->registry);
-    exposer->RegisterCollectable(series_->process);
-    exposer->RegisterCollectable(series_->queue);
-    const std::vector<int> ports = exposer->GetListeningPorts();
-    series_->exposer = std::move(exposer);
-    return ports.empty() ? 0 : ports.front();
-  } catch (const std::exception&) {
+  auto page = HttpPage::Serve(
+      address, {"/metrics", "text/plain; version=0.0.4; charset=utf-8", [this] { return Text(); }});
+  if (!page.ok()) {
     return absl::UnavailableError(absl::StrCat("cannot serve metrics on ", address,
                                                ": the port is taken, or the address is "
                                                "not this machine's"));
   }
+  series_->page = *std::move(page);
+  return series_->page->port();
 }
 
 void Metrics::RequestStarted() {

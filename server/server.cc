@@ -91,7 +91,7 @@ Server::Server(const Config& config, const Sizes& sizes, int threads)
 }
 
 Server::~Server() {
-  if (grpc_ != nullptr) Shutdown(absl::ZeroDuration());
+  if (grpc_ != nullptr && !ended_) Shutdown(absl::ZeroDuration());
   metrics_.SetQueueDepthSource(nullptr);
 }
 
@@ -214,8 +214,10 @@ void Server::Shutdown(absl::Duration timeout) {
   // No call of ours is left, so what this cuts short are health watchers and reflection.
   grpc_->Shutdown(std::chrono::system_clock::now() + kLastCalls);
   grpc_->Wait();
+  // grpc_ stays: gRPC's threads may take ten seconds to end, and a process that exits need not
+  // wait.
+  ended_ = true;
   health_.Serve(nullptr);
-  grpc_.reset();
 }
 
 }  // namespace attendant::server

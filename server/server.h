@@ -70,6 +70,7 @@ class Server {
   AttentionService service_;
   UnknownService unknown_service_;
   std::unique_ptr<grpc::Server> grpc_;
+  bool ended_ = false;  // Shutdown has returned
 };
 
 }  // namespace attendant::server

@@ -986,6 +986,30 @@ TEST(SchedulerQueueTest, TheRetryDelayFollowsWhatWaits) {
   for (Completion& completion : more) EXPECT_EQ(completion.Wait(), absl::OkStatus());
 }
 
+TEST(SchedulerQueueTest, TheRetryDelayKnowsHowLongTheJobsThatRunWillTake) {
+  Completion quick, slow;
+  std::latch started(1);
+  std::latch release(1);
+  Scheduler scheduler(Narrow(1, 0));
+  // What the past says: milliseconds.
+  Submit(scheduler, JobOf({{"one", 1, NoWork}}, quick));
+  EXPECT_EQ(quick.Wait(), absl::OkStatus());
+  const auto running = JobOf({{"one", 1,
+                               [&](const TileContext&) {
+                                 started.count_down();
+                                 release.wait();
+                                 return absl::OkStatus();
+                               }}},
+                             slow);
+  running->set_expected_seconds(25);
+  Submit(scheduler, running);
+  started.wait();
+  EXPECT_GT(scheduler.RetryDelay(), std::chrono::seconds(5));
+  EXPECT_LE(scheduler.RetryDelay(), std::chrono::seconds(25));
+  release.count_down();
+  EXPECT_EQ(slow.Wait(), absl::OkStatus());
+}
+
 // Uses a thread for so long, as a tile does that cannot give way.
 void Use(Clock::duration time) {
   const auto end = Clock::now() + time;
