@@ -52,18 +52,6 @@ struct Expected {
   std::optional<absl::Span<char>> into;
 };
 
-v1::DataType WideOf(v1::DataType dtype) {
-  return dtype == v1::DATA_TYPE_FLOAT64 ? v1::DATA_TYPE_FLOAT64 : v1::DATA_TYPE_FLOAT32;
-}
-
-int64_t BytesOf(std::initializer_list<int64_t> sizes, v1::DataType dtype) {
-  int64_t bytes = ElementBytes(dtype);
-  for (const int64_t size : sizes) {
-    bytes = core::SaturatingProduct({bytes, std::max<int64_t>(size, 0)});
-  }
-  return bytes;
-}
-
 bool HasFourAxes(const AttendCall& call) {
   return call.query.shape().size() == 4 && call.key.shape().size() == 4 &&
          call.value.shape().size() == 4;

@@ -29,27 +29,18 @@ struct Part {
   Range kv_heads;
 };
 
-int64_t BytesOf(std::initializer_list<int64_t> sizes, v1::DataType dtype) {
-  return core::SaturatingProduct({core::SaturatingProduct(sizes), ElementBytes(dtype)});
-}
-
-v1::DataType WideOf(v1::DataType dtype) {
-  return dtype == v1::DATA_TYPE_FLOAT64 ? v1::DATA_TYPE_FLOAT64 : v1::DATA_TYPE_FLOAT32;
-}
-
 // INVALID_ARGUMENT naming a tensor whose bytes are not those of its shape.
 absl::Status CheckBytes(const std::vector<Named>& tensors) {
   for (const auto& [name, tensor] : tensors) {
     if (HasItsBytes(*tensor)) continue;
-    int64_t bytes = ElementBytes(tensor->dtype());
-    bool counted = bytes > 0;
-    for (const int64_t size : tensor->shape()) {
-      counted = counted && size >= 0;
-      if (counted) bytes = core::SaturatingProduct({bytes, size});
-    }
+    const std::vector<int64_t>& shape = tensor->shape();
+    const bool counted =
+        ElementBytes(tensor->dtype()) > 0 &&
+        std::all_of(shape.begin(), shape.end(), [](int64_t size) { return size >= 0; });
     if (!counted) continue;  // the server says what is wrong with it
-    return absl::InvalidArgumentError(absl::StrCat(name, ".data: has ", tensor->bytes().size(),
-                                                   " bytes, must have ", bytes, " (the shape's)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ".data: has ", tensor->bytes().size(), " bytes, must have ",
+                     BytesOf(shape, tensor->dtype()), " (the shape's)"));
   }
   return absl::OkStatus();
 }

@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/rpc.h"
 #include "client/cpp/tensor_slice.h"
-#include "core/checked_math.h"
 
 namespace attendant {
 namespace {
@@ -87,11 +86,7 @@ absl::Status Answer::ReadHeader(CodedInputStream& input) {
   for (const PieceSink& piece : call_.received) {
     if (!piece.sink->present) continue;
     Tensor& tensor = *piece.sink->tensor;
-    int64_t bytes = ElementBytes(tensor.dtype);
-    for (const int64_t size : tensor.shape) {
-      bytes = core::SaturatingProduct({bytes, std::max<int64_t>(size, 0)});
-    }
-    const auto length = static_cast<size_t>(bytes);
+    const auto length = static_cast<size_t>(BytesOf(tensor.shape, tensor.dtype));
     if (piece.sink->into.has_value() && piece.sink->into->size() != length) {
       return Malformed(absl::StrCat("has a tensor of ", length, " bytes, the memory for it ",
                                     piece.sink->into->size()));
