@@ -67,10 +67,6 @@ TensorSlice AlibiMask(const v1::AttendOptions& options, const KeyBlock& block, v
 
 bool IsDouble(const ShardSizes& sizes) { return sizes.dtype == v1::DATA_TYPE_FLOAT64; }
 
-v1::DataType WideOf(const ShardSizes& sizes) {
-  return IsDouble(sizes) ? v1::DATA_TYPE_FLOAT64 : v1::DATA_TYPE_FLOAT32;
-}
-
 // What a server is asked for a block, from the whole.
 Parts CutKeys(const ShardSizes& sizes, const KeyBlock& block, Parts parts) {
   CutBatch(block.batch, &parts);
@@ -88,8 +84,8 @@ Parts CutKeys(const ShardSizes& sizes, const KeyBlock& block, Parts parts) {
   if (block.right.has_value()) options.mutable_window()->set_right(*block.right);
   options.mutable_key_lengths()->Assign(block.key_lengths.begin(), block.key_lengths.end());
   if (block.alibi_from.has_value()) {
-    parts.mask = IsDouble(sizes) ? AlibiMask<double>(options, block, WideOf(sizes))
-                                 : AlibiMask<float>(options, block, WideOf(sizes));
+    parts.mask = IsDouble(sizes) ? AlibiMask<double>(options, block, WideOf(sizes.dtype))
+                                 : AlibiMask<float>(options, block, WideOf(sizes.dtype));
     options.clear_alibi_slopes();
   }
   return parts;
@@ -138,8 +134,8 @@ KeyPart EmptyPart(const ShardSizes& sizes) {
   const std::vector<int64_t> rows = {sizes.batch, sizes.heads, sizes.queries};
   constexpr double kEmpty = -std::numeric_limits<double>::infinity();
   return {ZerosOf(sizes.dtype, OutputShape(sizes, sizes.batch, sizes.queries)),
-          IsDouble(sizes) ? FilledWith(WideOf(sizes), rows, kEmpty)
-                          : FilledWith(WideOf(sizes), rows, static_cast<float>(kEmpty))};
+          IsDouble(sizes) ? FilledWith(WideOf(sizes.dtype), rows, kEmpty)
+                          : FilledWith(WideOf(sizes.dtype), rows, static_cast<float>(kEmpty))};
 }
 
 template <typename T>
@@ -191,9 +187,9 @@ absl::Status CheckAnswer(const ShardSizes& sizes, const v1::AttendOptions& optio
   };
   check(options.return_weights(), "weights", result.weights, sizes.dtype,
         {sizes.batch, sizes.heads, sizes.queries, sizes.keys});
-  check(options.return_logsumexp(), "logsumexp", result.logsumexp, WideOf(sizes),
+  check(options.return_logsumexp(), "logsumexp", result.logsumexp, WideOf(sizes.dtype),
         {sizes.batch, sizes.heads, sizes.queries});
-  check(options.return_key_sums(), "key_sums", result.key_sums, WideOf(sizes),
+  check(options.return_key_sums(), "key_sums", result.key_sums, WideOf(sizes.dtype),
         {sizes.batch, sizes.heads, sizes.keys});
   return status;
 }
@@ -404,8 +400,9 @@ absl::StatusOr<MergeResult> ShardedClient::Work::MergeRows(const std::vector<Key
   }
   auto result = client.Merge(of_rows, &group_);
   if (!result.ok()) return result;
-  for (absl::Status status : {CheckAnswer("output", result->output, sizes_.dtype, outputs),
-                              CheckAnswer("logsumexp", result->logsumexp, WideOf(sizes_), rows)}) {
+  for (absl::Status status :
+       {CheckAnswer("output", result->output, sizes_.dtype, outputs),
+        CheckAnswer("logsumexp", result->logsumexp, WideOf(sizes_.dtype), rows)}) {
     if (!status.ok()) return status;
   }
   return result;

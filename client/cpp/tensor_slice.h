@@ -2,6 +2,7 @@
 #ifndef ATTENDANT_CLIENT_CPP_TENSOR_SLICE_H_
 #define ATTENDANT_CLIENT_CPP_TENSOR_SLICE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -9,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "client/cpp/client.h"
+#include "core/checked_math.h"
 
 namespace attendant {
 
@@ -36,6 +39,21 @@ inline int64_t ElementBytes(v1::DataType dtype) {
     default:
       return 0;
   }
+}
+
+// What sums over a row are held in.
+inline v1::DataType WideOf(v1::DataType dtype) {
+  return dtype == v1::DATA_TYPE_FLOAT64 ? v1::DATA_TYPE_FLOAT64 : v1::DATA_TYPE_FLOAT32;
+}
+
+// Of any sizes, also of ones that no tensor has: the largest number where it is too large, and 0
+// where one is negative.
+inline int64_t BytesOf(absl::Span<const int64_t> sizes, v1::DataType dtype) {
+  int64_t bytes = ElementBytes(dtype);
+  for (const int64_t size : sizes) {
+    bytes = core::SaturatingProduct({bytes, std::max<int64_t>(size, 0)});
+  }
+  return bytes;
 }
 
 // The axes [first, last) as one: their product.
