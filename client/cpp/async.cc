@@ -5,7 +5,9 @@
 
 namespace attendant {
 
-AsyncCalls::~AsyncCalls() {
+AsyncCalls::~AsyncCalls() { End(); }
+
+void AsyncCalls::End() {
   std::vector<std::thread> threads;
   {
     core::MutexLock lock(mutex_);
@@ -32,12 +34,17 @@ void AsyncCalls::Start(absl::Duration timeout, Call call) {
   Task task{std::make_shared<CallGroup>(timeout), std::move(call)};
   {
     core::MutexLock lock(mutex_);
-    waiting_.push_back(task);
-    if (HasThread()) {
-      added_.NotifyOne();
-      return;
+    if (ended_) {
+      // From a callback: no thread may start now, as nobody would wait for it.
+      task.group->Cancel();
+    } else {
+      waiting_.push_back(task);
+      if (HasThread()) {
+        added_.NotifyOne();
+        return;
+      }
+      waiting_.pop_back();
     }
-    waiting_.pop_back();
   }
   task.call(*task.group);
 }

@@ -24,15 +24,17 @@ class AsyncCalls {
  public:
   // most: how many run at one time; the others wait in order.
   explicit AsyncCalls(int most) : most_(static_cast<size_t>(most)) {}
-  // Cancels the calls that are not done, and waits for them.
   ~AsyncCalls();
   AsyncCalls(const AsyncCalls&) = delete;
   AsyncCalls& operator=(const AsyncCalls&) = delete;
 
   // Runs call(group) on another thread. The timeout counts from now. Where the system has no thread
-  // to give, it runs on this one.
+  // to give, it runs on this one; after the end too, and its group is cancelled.
   using Call = std::function<void(CallGroup&)>;
   void Start(absl::Duration timeout, Call call);
+
+  // Cancels the calls that are not done, and waits for them. Not to be called from a call.
+  void End();
 
  private:
   struct Task {

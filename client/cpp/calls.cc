@@ -105,10 +105,23 @@ struct Calls::State {
   explicit State(const ClientOptions& o)
       : options(o), connections(static_cast<size_t>(std::max(o.connections, 1))) {}
 
-  // The one with the fewest calls, of those the first.
-  Connection& Least() {
-    const auto fewer = [](const Connection& a, const Connection& b) { return a.calls < b.calls; };
-    return *std::min_element(connections.begin(), connections.end(), fewer);
+  // The one with the fewest calls, of those the first. One that cannot connect fails its calls at
+  // once, so that it has the fewest: it comes after all others, and before those the one on which
+  // this call has failed.
+  Connection& Least(const Connection* failed) {
+    Connection* least = nullptr;
+    std::pair<int, int> lowest;
+    for (Connection& connection : connections) {
+      const bool down =
+          connection.channel->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_TRANSIENT_FAILURE;
+      const std::pair<int, int> rank = {(down ? 2 : 0) + (&connection == failed ? 1 : 0),
+                                        connection.calls.load()};
+      if (least == nullptr || rank < lowest) {
+        least = &connection;
+        lowest = rank;
+      }
+    }
+    return *least;
   }
 
   // attempt: (grpc::Channel&) -> Outcome.
@@ -117,9 +130,10 @@ struct Calls::State {
     RetryOptions retries = options.retry;
     retries.max_attempts = most_attempts;
     Retry retry(retries, group.deadline(), seed++);
+    const Connection* failed = nullptr;
     while (true) {
+      Connection& connection = Least(failed);
       Outcome outcome = [&] {
-        Connection& connection = Least();
         const Place place(connection);
         return attempt(*connection.channel);
       }();
@@ -129,6 +143,8 @@ struct Calls::State {
         outcome.status = absl::UnavailableError(
             absl::StrCat("the server let go of the call: ", outcome.status.message()));
       }
+      // A server that is full is as full by another connection.
+      failed = absl::IsUnavailable(outcome.status) ? &connection : nullptr;
       const auto wait = retry.Next(outcome, absl::Now());
       if (!wait.has_value()) return Told(outcome, retry.attempts());
       if (!WaitIn(group, *wait)) return absl::CancelledError("the call was cancelled");
@@ -215,7 +231,7 @@ absl::StatusOr<int64_t> Calls::MessageLimit(int64_t bytes, CallGroup& group) {
   if (bytes <= kAlwaysTaken) return kAlwaysTaken;
   {
     core::MutexLock lock(state_->mutex);
-    if (state_->limit.has_value()) return *state_->limit;
+    if (state_->limit.has_value() && bytes <= *state_->limit) return *state_->limit;
   }
   v1::InfoResponse info;
   absl::Status status = Unary(kInfo, OutMessage(), &info, group);

@@ -43,6 +43,7 @@ struct PieceSource {
 struct PieceSink {
   v1::PieceTensor tensor = v1::PIECE_TENSOR_UNSPECIFIED;
   TensorSink* sink = nullptr;
+  int64_t bytes = 0;  // that the tensor must have, where there is one
 };
 
 // A call of AttendStream.
@@ -78,8 +79,9 @@ class Calls {
 
   absl::Status Stream(const StreamCall& call, CallGroup& group);
 
-  // The largest message that may be sent and received, asked of the server once; asked for a call
-  // whose larger message has `bytes`, as what every server takes needs no question.
+  // The largest message that may be sent and received, for a call whose larger message has `bytes`:
+  // what every server takes needs no question, and what a server took before is not asked again.
+  // For more than that it is, as the limit may be a higher one by now.
   absl::StatusOr<int64_t> MessageLimit(int64_t bytes, CallGroup& group);
 
  private:

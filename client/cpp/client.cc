@@ -1,15 +1,15 @@
 #include "client/cpp/client.h"
 
 #include <algorithm>
-#include <initializer_list>
-#include <new>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/async.h"
 #include "client/cpp/call_group.h"
 #include "client/cpp/calls.h"
+#include "client/cpp/shard_plan.h"
 #include "client/cpp/split.h"
 #include "client/cpp/tensor_slice.h"
 #include "client/cpp/wire.h"
@@ -48,8 +48,11 @@ struct Expected {
   const char* name;
   v1::PieceTensor piece;
   bool asked;
-  int64_t bytes;  // as far as the request's shapes say
+  v1::DataType dtype;
+  std::vector<int64_t> shape;  // as the request's shapes say
   std::optional<absl::Span<char>> into;
+
+  int64_t bytes() const { return BytesOf(shape, dtype); }
 };
 
 bool HasFourAxes(const AttendCall& call) {
@@ -57,7 +60,7 @@ bool HasFourAxes(const AttendCall& call) {
          call.value.shape().size() == 4;
 }
 
-// The answer's tensors by their fields, from 1; their bytes 0 where the shapes are none.
+// The answer's tensors by their fields, from 1; their sizes 0 where the shapes are none.
 std::vector<Expected> ExpectedOf(const AttendCall& call) {
   int64_t batch = 0, heads = 0, queries = 0, keys = 0, value_width = 0;
   if (HasFourAxes(call)) {
@@ -75,15 +78,19 @@ std::vector<Expected> ExpectedOf(const AttendCall& call) {
   };
   const AttendOutputs* const to = call.outputs;
   const v1::AttendOptions& options = call.options;
-  return {
-      {"output", v1::PIECE_TENSOR_OUTPUT, true,
-       BytesOf({batch, heads, queries, value_width}, dtype), to ? into(to->output) : std::nullopt},
-      {"weights", v1::PIECE_TENSOR_WEIGHTS, options.return_weights(),
-       BytesOf({batch, heads, queries, keys}, dtype), to ? into(to->weights) : std::nullopt},
-      {"logsumexp", v1::PIECE_TENSOR_LOGSUMEXP, options.return_logsumexp(),
-       BytesOf({batch, heads, queries}, wide), to ? into(to->logsumexp) : std::nullopt},
-      {"key_sums", v1::PIECE_TENSOR_KEY_SUMS, options.return_key_sums(),
-       BytesOf({batch, heads, keys}, wide), to ? into(to->key_sums) : std::nullopt}};
+  std::vector<int64_t> output = {batch, heads, queries, value_width};
+  if (options.layout() == v1::LAYOUT_BTHD) std::swap(output[1], output[2]);
+  const std::vector<int64_t> weights = {batch, heads, queries, keys};
+  const std::vector<int64_t> rows = {batch, heads, queries};
+  const std::vector<int64_t> columns = {batch, heads, keys};
+  return {{"output", v1::PIECE_TENSOR_OUTPUT, true, dtype, output,
+           to ? into(to->output) : std::nullopt},
+          {"weights", v1::PIECE_TENSOR_WEIGHTS, options.return_weights(), dtype, weights,
+           to ? into(to->weights) : std::nullopt},
+          {"logsumexp", v1::PIECE_TENSOR_LOGSUMEXP, options.return_logsumexp(), wide, rows,
+           to ? into(to->logsumexp) : std::nullopt},
+          {"key_sums", v1::PIECE_TENSOR_KEY_SUMS, options.return_key_sums(), wide, columns,
+           to ? into(to->key_sums) : std::nullopt}};
 }
 
 // The caller's memory is as large as what will come. Of shapes that are none the server speaks.
@@ -95,10 +102,10 @@ absl::Status CheckMemory(const AttendCall& call, const std::vector<Expected>& ex
       return absl::InvalidArgumentError(
           absl::StrCat(tensor.name, ": has memory, but options.return_", tensor.name, " is false"));
     }
-    if (static_cast<int64_t>(tensor.into->size()) != tensor.bytes) {
+    if (static_cast<int64_t>(tensor.into->size()) != tensor.bytes()) {
       return absl::InvalidArgumentError(absl::StrCat(tensor.name, ": the memory for it has ",
                                                      tensor.into->size(), " bytes, it has ",
-                                                     tensor.bytes));
+                                                     tensor.bytes()));
     }
   }
   return absl::OkStatus();
@@ -107,7 +114,7 @@ absl::Status CheckMemory(const AttendCall& call, const std::vector<Expected>& ex
 int64_t ResponseBytes(const std::vector<Expected>& expected) {
   int64_t bytes = kMessageOverhead;
   for (const Expected& tensor : expected) {
-    if (tensor.asked) bytes = core::SaturatingSum({bytes, tensor.bytes});
+    if (tensor.asked) bytes = core::SaturatingSum({bytes, tensor.bytes()});
   }
   return bytes;
 }
@@ -193,16 +200,23 @@ class AttendAnswer {
   std::vector<PieceSink> pieces() {
     std::vector<PieceSink> pieces;
     pieces.reserve(sinks_.size());
-    for (size_t i = 0; i < sinks_.size(); ++i) pieces.push_back({expected_[i].piece, &sinks_[i]});
+    for (size_t i = 0; i < sinks_.size(); ++i) {
+      const auto& into = sinks_[i].into;
+      pieces.push_back({expected_[i].piece, &sinks_[i],
+                        into ? static_cast<int64_t>(into->size()) : expected_[i].bytes()});
+    }
     return pieces;
   }
 
+  // INTERNAL where a tensor that was asked for is missing, or one has another shape than it must.
   absl::StatusOr<AttendResult> Take() {
-    for (const TensorSink& sink : sinks_) {
-      // An answer without a tensor's data leaves the caller's memory as it was.
-      if (sink.into.has_value() && sink.read != sink.into->size()) {
-        return absl::InternalError("the answer has not all bytes of a tensor");
-      }
+    for (size_t i = 0; i < sinks_.size(); ++i) {
+      const TensorSink& sink = sinks_[i];
+      const Expected& whole = expected_[i];
+      if (!sink.present && !whole.asked) continue;
+      const auto read = sink.into ? std::optional(sink.read) : std::nullopt;
+      absl::Status status = CheckAnswer(whole.name, *sink.tensor, whole.dtype, whole.shape, read);
+      if (!status.ok()) return status;
     }
     if (sinks_[1].present) result_.weights = std::move(weights_);
     if (sinks_[2].present) result_.logsumexp = std::move(logsumexp_);
@@ -253,7 +267,8 @@ Client::Client(std::unique_ptr<Calls> calls, const ClientOptions& options)
       options_(options),
       async_(std::make_unique<AsyncCalls>(std::max(options.async_calls, 1))) {}
 
-Client::~Client() = default;
+// While the client is whole: callbacks may make calls of it.
+Client::~Client() { async_->End(); }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& target,
                                                         const ClientOptions& options) {

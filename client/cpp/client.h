@@ -164,7 +164,8 @@ class CallGroup;
 struct RetryOptions {
   // Of one call, the first included. 1: none is made again.
   int max_attempts = 6;
-  // Before the second attempt, where the server does not say; twice as long before each one after.
+  // Before the second attempt at least, longer where the server says so; twice as long before each
+  // one after.
   absl::Duration initial_backoff = absl::Milliseconds(100);
   absl::Duration max_backoff = absl::Seconds(5);
 };
@@ -257,7 +258,8 @@ class Client {
                                           const AttendOutputs& outputs, CallGroup* group = nullptr);
 
   // As Attend, at once: `done` has the result. The tensors must stay until then. The client's end
-  // cancels what is not done, and waits for it.
+  // cancels what is not done, and waits for it: the client must not be destroyed inside a callback.
+  // A call that a callback makes meanwhile gets CANCELLED, before AttendAsync returns.
   void AttendAsync(const TensorRef& query, const TensorRef& key, const TensorRef& value,
                    const v1::AttendOptions& options, AttendCallback done);
 

@@ -41,15 +41,13 @@ std::optional<absl::Duration> Retry::Next(const Outcome& outcome, absl::Time now
   const bool helps = absl::IsUnavailable(outcome.status) ||
                      (absl::IsResourceExhausted(outcome.status) && asked.has_value());
   if (!helps) return std::nullopt;
-  std::uniform_real_distribution<double> spread(0, kSpread);
-  absl::Duration wait;
-  if (asked.has_value()) {
-    backoffs_ = 0;
-    wait = *asked * (1 + spread(generator_));
-  } else {
-    const absl::Duration backoff = options_.initial_backoff * std::pow(2, backoffs_++);
-    wait = std::min(backoff, options_.max_backoff) * (1 - kSpread + 2 * spread(generator_));
-  }
+  const double spread = std::uniform_real_distribution<double>(0, kSpread)(generator_);
+  const absl::Duration backoff =
+      std::min(options_.initial_backoff * std::pow(2, attempts_ - 1), options_.max_backoff);
+  absl::Duration wait = backoff * (1 - kSpread + 2 * spread);
+  // At least the backoff: a server that asks for a short time again and again would have had all
+  // attempts while it is full.
+  if (asked.has_value()) wait = std::max(wait, *asked * (1 + spread));
   // An attempt that starts at the deadline would only hide why the call failed.
   if (now + wait >= deadline_) return std::nullopt;
   return wait;

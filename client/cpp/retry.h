@@ -40,7 +40,7 @@ class Retry {
       : options_(options), deadline_(deadline), generator_(seed) {}
 
   // After an attempt that failed: how long to wait before the next. Nothing: its status is the
-  // call's. What the server asks for is waited at least; else it is exponential backoff. Both are
+  // call's. It is exponential backoff, or what the server asks for where that is longer. Both are
   // spread, so that callers refused together do not come again together.
   std::optional<absl::Duration> Next(const Outcome& outcome, absl::Time now);
 
@@ -52,7 +52,6 @@ class Retry {
   const absl::Time deadline_;
   std::minstd_rand generator_;
   int attempts_ = 0;
-  int backoffs_ = 0;
 };
 
 }  // namespace attendant

@@ -3,7 +3,7 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 #include <grpcpp/support/slice.h>
 
-#include <new>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -74,7 +74,8 @@ absl::Status ReadBuffer(grpc::ByteBuffer& buffer, const Calls::Reader& read) {
   input.PushLimit(static_cast<int>(buffer.Length()));
   try {
     return read(input);
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {
+    // bad_alloc, or length_error where the request asks for more than any memory can have.
     return absl::ResourceExhaustedError("out of memory for the answer");
   }
 }

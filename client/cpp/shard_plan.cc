@@ -306,15 +306,14 @@ std::vector<int64_t> OutputShape(const ShardSizes& sizes, int64_t batch, int64_t
 }
 
 absl::Status CheckAnswer(const char* name, const Tensor& tensor, v1::DataType dtype,
-                         const std::vector<int64_t>& shape) {
-  const auto bytes = static_cast<size_t>(ProductOf(shape, 0, shape.size()) * ElementBytes(dtype));
-  if (tensor.dtype == dtype && tensor.shape == shape && tensor.bytes.size() == bytes) {
-    return absl::OkStatus();
-  }
-  return absl::InternalError(absl::StrCat("the answer's ", name, " is ", tensor.bytes.size(),
-                                          " bytes of (", absl::StrJoin(tensor.shape, ", "),
-                                          "), must be ", bytes, " of (", absl::StrJoin(shape, ", "),
-                                          ")"));
+                         const std::vector<int64_t>& shape, std::optional<size_t> read) {
+  const size_t came = read.value_or(tensor.bytes.size());
+  const auto bytes = static_cast<size_t>(BytesOf(shape, dtype));
+  if (tensor.dtype == dtype && tensor.shape == shape && came == bytes) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(
+      "the answer's ", name, " is ", came, " bytes of (", absl::StrJoin(tensor.shape, ", "),
+      ") as ", v1::DataType_Name(tensor.dtype), ", must be ", bytes, " of (",
+      absl::StrJoin(shape, ", "), ") as ", v1::DataType_Name(dtype)));
 }
 
 absl::Status Labelled(const std::string& label, const absl::Status& status) {

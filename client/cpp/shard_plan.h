@@ -74,9 +74,10 @@ void KeepHeads(Range heads, v1::AttendOptions* options);
 std::vector<int64_t> OutputShape(const ShardSizes& sizes, int64_t batch, int64_t queries);
 
 // Parts are put together by the shapes that were asked for: INTERNAL where an answer's tensor has
-// another.
+// another. read: the bytes that came, where they are not the tensor's.
 absl::Status CheckAnswer(const char* name, const Tensor& tensor, v1::DataType dtype,
-                         const std::vector<int64_t>& shape);
+                         const std::vector<int64_t>& shape,
+                         std::optional<size_t> read = std::nullopt);
 
 // The status with "label: " before its message.
 absl::Status Labelled(const std::string& label, const absl::Status& status);

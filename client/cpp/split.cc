@@ -29,6 +29,20 @@ struct Part {
   Range kv_heads;
 };
 
+// `count` in as few ranges as fit; none where not even one alone does.
+// fits: of a range of so many, which shorter ones then do too.
+template <typename Fits>
+std::vector<Range> FewestParts(int64_t count, const Fits& fits) {
+  if (count < 1 || !fits(int64_t{1})) return {};
+  int64_t most = 1;
+  int64_t too_many = count + 1;
+  while (too_many - most > 1) {
+    const int64_t middle = most + (too_many - most) / 2;
+    (fits(middle) ? most : too_many) = middle;
+  }
+  return SplitEvenly(count, core::CeilDiv(count, most));
+}
+
 // INVALID_ARGUMENT naming a tensor whose bytes are not those of its shape.
 absl::Status CheckBytes(const std::vector<Named>& tensors) {
   for (const auto& [name, tensor] : tensors) {
@@ -188,17 +202,11 @@ int64_t BackwardProblem::Bytes(int64_t batch, int64_t kv_heads) const {
 }
 
 std::vector<Part> BackwardProblem::Parts(int64_t limit) const {
-  const auto parts_of = [](int64_t count, const auto& fits) -> std::vector<Range> {
-    for (int64_t parts = 1; parts <= count; ++parts) {
-      if (fits(core::CeilDiv(count, parts))) return SplitEvenly(count, parts);
-    }
-    return {};
-  };
   std::vector<Part> parts;
   const Range all_heads = {0, sizes_.kv_heads};
   if (!Sums(0)) {
     for (const Range batch :
-         parts_of(sizes_.batch, [&](int64_t n) { return Bytes(n, sizes_.kv_heads) <= limit; })) {
+         FewestParts(sizes_.batch, [&](int64_t n) { return Bytes(n, sizes_.kv_heads) <= limit; })) {
       parts.push_back({batch, all_heads});
     }
   }
@@ -207,7 +215,7 @@ std::vector<Part> BackwardProblem::Parts(int64_t limit) const {
       SplitEvenly(sizes_.batch, Sums(0) ? 1 : std::max<int64_t>(sizes_.batch, 1));
   const int64_t batch = batches.empty() ? 0 : batches[0].size();
   const std::vector<Range> heads =
-      parts_of(sizes_.kv_heads, [&](int64_t n) { return Bytes(batch, n) <= limit; });
+      FewestParts(sizes_.kv_heads, [&](int64_t n) { return Bytes(batch, n) <= limit; });
   for (const Range b : batches) {
     for (const Range h : heads) parts.push_back({b, h});
   }
@@ -433,18 +441,15 @@ absl::StatusOr<HeadResult> HeadInParts(const HeadInputs& inputs, const v1::Atten
     return Refusal(call(bare, WithoutMaskData(options)), RequestBytes(TensorsOf(inputs), options),
                    limit);
   }
-  int64_t parts = 1;
-  while (parts <= sizes->batch &&
-         HeadBytes(inputs, options, *sizes, core::CeilDiv(sizes->batch, parts)) > limit) {
-    ++parts;
-  }
-  if (parts > sizes->batch) {
+  const std::vector<Range> batches = FewestParts(
+      sizes->batch, [&](int64_t n) { return HeadBytes(inputs, options, *sizes, n) <= limit; });
+  if (batches.empty()) {
     return TooLarge("one batch of the head", HeadBytes(inputs, options, *sizes, 1), limit);
   }
   const auto mask = MaskSlice(options);
   const v1::AttendOptions bare = WithoutMask(options);
   HeadResult whole;
-  for (const Range batch : SplitEvenly(sizes->batch, parts)) {
+  for (const Range batch : batches) {
     const Part part = {batch, {0, sizes->heads}};
     HeadInputs cut = inputs;
     if (inputs.x.shape().size() == 3) cut.x = SliceOf({inputs.x, nullptr}, 0, batch).ref;

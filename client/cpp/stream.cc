@@ -86,11 +86,11 @@ absl::Status Answer::ReadHeader(CodedInputStream& input) {
   for (const PieceSink& piece : call_.received) {
     if (!piece.sink->present) continue;
     Tensor& tensor = *piece.sink->tensor;
-    const auto length = static_cast<size_t>(BytesOf(tensor.shape, tensor.dtype));
-    if (piece.sink->into.has_value() && piece.sink->into->size() != length) {
-      return Malformed(absl::StrCat("has a tensor of ", length, " bytes, the memory for it ",
-                                    piece.sink->into->size()));
+    const int64_t bytes = BytesOf(tensor.shape, tensor.dtype);
+    if (bytes != piece.bytes) {
+      return Malformed(absl::StrCat("has a tensor of ", bytes, " bytes, must have ", piece.bytes));
     }
+    const auto length = static_cast<size_t>(bytes);
     if (!piece.sink->into.has_value()) tensor.bytes.reserve(length);
     tensors_.push_back({&piece, length, {}});
   }

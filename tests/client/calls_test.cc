@@ -39,6 +39,8 @@ struct Answer {
   std::string pushback = {};    // the trailer; empty: none
   bool retry_info = false;      // of 1 ms
   int64_t drop_last_piece = 0;  // AttendStream leaves it out
+  bool no_output = false;
+  std::vector<int64_t> shape = {};  // of the output; empty: the query's
 };
 
 // Attend and AttendStream answer with the query as the output. Thread-safe.
@@ -65,8 +67,10 @@ class Script final : public v1::Attention::Service {
   grpc::Status Attend(grpc::ServerContext* context, const v1::AttendRequest* request,
                       v1::AttendResponse* response) override {
     ++calls_;
-    const grpc::Status status = Next(*context, nullptr);
-    *response->mutable_output() = request->query();
+    Answer answer;
+    const grpc::Status status = Next(*context, &answer);
+    if (!answer.no_output) *response->mutable_output() = request->query();
+    SetShape(answer, response->mutable_output());
     return status;
   }
 
@@ -119,14 +123,25 @@ class Script final : public v1::Attention::Service {
   }
 
  private:
+  static void SetShape(const Answer& answer, v1::Tensor* output) {
+    if (answer.shape.empty()) return;
+    output->mutable_shape()->Assign(answer.shape.begin(), answer.shape.end());
+  }
+
   // In pieces from the end to the beginning, which the contract allows.
   static void Send(
       const std::string& bytes, const v1::Tensor& like, const Answer& answer,
       grpc::ServerReaderWriter<v1::AttendStreamResponse, v1::AttendStreamRequest>* stream) {
     v1::AttendStreamResponse head;
-    head.mutable_header()->mutable_output()->set_dtype(like.dtype());
-    *head.mutable_header()->mutable_output()->mutable_shape() = like.shape();
     head.mutable_header()->mutable_stats()->set_flops(5);
+    if (answer.no_output) {
+      stream->Write(head);
+      return;
+    }
+    v1::Tensor& output = *head.mutable_header()->mutable_output();
+    output.set_dtype(like.dtype());
+    *output.mutable_shape() = like.shape();
+    SetShape(answer, &output);
     stream->Write(head);
     constexpr size_t kBytes = 300000;
     const size_t pieces = (bytes.size() + kBytes - 1) / kBytes;
@@ -153,7 +168,7 @@ class Script final : public v1::Attention::Service {
     if (answers_.empty()) return grpc::Status::OK;
     const Answer answer = answers_.front();
     answers_.pop_front();
-    if (taken != nullptr) *taken = answer;
+    *taken = answer;
     if (!answer.pushback.empty()) {
       context.AddTrailingMetadata("grpc-retry-pushback-ms", answer.pushback);
     }
@@ -255,6 +270,21 @@ TEST_F(CallsTest, ACancelThatNobodyHereAskedForIsAServerThatIsGone) {
   EXPECT_EQ(status.message(), "the server let go of the call: scripted");
 }
 
+// A server that is full is as full by another connection.
+TEST_F(CallsTest, ACallThatMissedItsServerIsMadeAgainOnAnotherConnection) {
+  const auto client = Connect();
+  script_.Will({{grpc::StatusCode::RESOURCE_EXHAUSTED, "1"}});
+  ASSERT_TRUE(Attend(*client).ok());
+  EXPECT_EQ(script_.peers(), 1u);
+  script_.Will({{grpc::StatusCode::UNAVAILABLE}});
+  ASSERT_TRUE(Attend(*client).ok());
+  EXPECT_EQ(script_.peers(), 2u);
+  options_.connections = 1;
+  script_.Will({{grpc::StatusCode::UNAVAILABLE}});
+  ASSERT_TRUE(Attend(*Connect()).ok());
+  EXPECT_EQ(script_.peers(), 3u);
+}
+
 TEST_F(CallsTest, AttemptsAreCountedAndTold) {
   const auto client = Connect();
   script_.Will(std::vector<Answer>(9, {grpc::StatusCode::UNAVAILABLE}));
@@ -335,6 +365,46 @@ TEST_F(CallsTest, AMessageAboveTheLimitIsNeverSent) {
   EXPECT_EQ(script_.infos(), 1);
   ASSERT_TRUE(Attend(*client, 90000).ok());
   EXPECT_EQ(script_.infos(), 1);
+}
+
+TEST_F(CallsTest, AHigherLimitIsFoundOut) {
+  script_.set_limit(100000);
+  const auto client = Connect();
+  ASSERT_TRUE(Attend(*client, 200000).ok());
+  EXPECT_EQ(script_.streams(), 1);
+  EXPECT_EQ(client->Check(query(), small(), small(), small()).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  script_.set_limit(400000);
+  // The script has no Check: it was sent.
+  EXPECT_EQ(client->Check(query(), small(), small(), small()).status().code(),
+            absl::StatusCode::kUnimplemented);
+  ASSERT_TRUE(Attend(*client, 200000).ok());
+  EXPECT_EQ(script_.streams(), 1);
+  EXPECT_EQ(script_.calls(), 1);
+  EXPECT_EQ(script_.infos(), 3);
+}
+
+// Whoever answers so: nothing is thrown, and nothing is taken for an answer.
+TEST_F(CallsTest, AnAnswerOfAnotherShapeIsInternal) {
+  constexpr int64_t kHuge = int64_t{1} << 40;
+  const Answer answers[] = {{.no_output = true},          {.shape = {1, 1, 5, 1}},
+                            {.shape = {1, 1, 1, 4}},      {.shape = {4}},
+                            {.shape = {kHuge, kHuge, 1}}, {.shape = {1, 1, -4, 1}}};
+  for (const bool stream : {false, true}) {
+    if (stream) options_.stream_above = 0;
+    const auto client = Connect();
+    for (const Answer& answer : answers) {
+      script_.Will({answer, answer});
+      const absl::Status status = Attend(*client).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+      std::vector<float> output(query_.size());
+      const absl::Status into =
+          client->AttendInto(query(), small(), small(), {}, {.output = output}).status();
+      EXPECT_EQ(into.code(), absl::StatusCode::kInternal) << into;
+    }
+  }
+  EXPECT_EQ(script_.calls(), 12);
+  EXPECT_EQ(script_.streams(), 12);
 }
 
 TEST_F(CallsTest, AttendGoesInPiecesAboveTheLimit) {
@@ -437,6 +507,27 @@ TEST_F(CallsTest, TheClientsEndCancelsAsyncCallsAndTellsThem) {
   EXPECT_EQ(cancelled, 3);
 }
 
+TEST_F(CallsTest, ACallFromACallbackWhileTheClientEndsIsCancelledToo) {
+  auto client = Connect();
+  query_ = {1};
+  script_.WaitFor(100);
+  std::atomic<int> cancelled = 0;
+  std::atomic<int> again = 0;
+  Client* const ending = client.get();
+  for (int i = 0; i < 3; ++i) {
+    ending->AttendAsync(query(), small(), small(), {}, [&](const absl::StatusOr<AttendResult>& r) {
+      cancelled += absl::IsCancelled(r.status()) ? 1 : 0;
+      ending->AttendAsync(query(), small(), small(), {},
+                          [&](const absl::StatusOr<AttendResult>& second) {
+                            again += absl::IsCancelled(second.status()) ? 1 : 0;
+                          });
+    });
+  }
+  client.reset();
+  EXPECT_EQ(cancelled, 3);
+  EXPECT_EQ(again, 3);
+}
+
 // A listener that speaks enough HTTP/2 to be sent to, and reads nothing afterwards. Thread-hostile.
 class StuckServer {
  public:
@@ -492,9 +583,11 @@ TEST(StuckWriteTest, KeepaliveBoundsHowFarTheDeadlineIsOverrun) {
   StreamCall call;
   call.sent = {{v1::PIECE_TENSOR_QUERY, bytes}};
   call.limit = 1 << 20;
-  CallGroup group(options.call_timeout);
   const absl::Time begin = absl::Now();
+  CallGroup group(options.call_timeout);
   EXPECT_FALSE((*calls)->Stream(call, group).ok());
+  // Not that it could not be sent at all.
+  EXPECT_GE(absl::Now() - begin, options.call_timeout);
   EXPECT_LT(absl::Now() - begin, absl::Seconds(40));
 }
 

@@ -60,8 +60,19 @@ TEST(RetryTest, WhatTheServerAsksForIsWaitedAndALittleMore) {
   }
   // The trailer is the newer word.
   Outcome both = WithRetryInfo(absl::StatusCode::kUnavailable, absl::Seconds(9));
-  ReadPushback("0", &both);
-  EXPECT_EQ(*FirstWait(both), absl::ZeroDuration());
+  ReadPushback("1500", &both);
+  EXPECT_LE(*FirstWait(both), absl::Milliseconds(1800));
+}
+
+// Else a server that says a short time, and is as full then, would soon have had all attempts.
+TEST(RetryTest, ItIsNeverLessThanTheBackoff) {
+  Retry retry({}, kNow + absl::Hours(1), 1);
+  for (const int milliseconds : {100, 200, 400, 800, 1600}) {
+    const auto wait = retry.Next(WithPushback(absl::StatusCode::kResourceExhausted, "10"), kNow);
+    ASSERT_TRUE(wait.has_value());
+    EXPECT_GE(*wait, 0.8 * absl::Milliseconds(milliseconds));
+    EXPECT_LE(*wait, 1.2 * absl::Milliseconds(milliseconds));
+  }
 }
 
 TEST(RetryTest, BackoffDoublesUpToItsLongest) {

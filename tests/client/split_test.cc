@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
@@ -194,6 +195,53 @@ TEST_F(SplitTest, AHeadInPartsIsTheWhole) {
   }
   const auto refused = InParts(inputs, options, 5000);
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("one batch of the head"));
+}
+
+// A head of `batch` sequences of four tokens, all zeros. Thread-compatible.
+struct BareHead {
+  explicit BareHead(int64_t batch)
+      : x(static_cast<size_t>(batch * 16)),
+        inputs{{x, {batch, 4, 4}}, {w, {4, 4}}, {w, {4, 4}}, {w, {4, 4}}, {w, {4, 4}}} {}
+
+  std::vector<float> x;
+  std::vector<float> w = std::vector<float>(16);
+  HeadInputs inputs;
+};
+
+TEST(HeadInPartsTest, ThereAreAsFewAsFit) {
+  constexpr int64_t kBatch = 13;
+  const BareHead whole(kBatch);
+  for (int64_t most = 1; most < kBatch; ++most) {
+    const int64_t limit = LargestMessage(BareHead(most).inputs, {});
+    std::vector<int64_t> parts;
+    const auto call = [&](const HeadInputs& part, const v1::AttendOptions&) {
+      parts.push_back(part.x.shape()[0]);
+      HeadResult result;
+      result.output = {part.x.dtype(), part.x.shape(), std::string(part.x.bytes())};
+      return result;
+    };
+    const auto result = HeadInParts(whole.inputs, {}, limit, call);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->output.shape, whole.inputs.x.shape());
+    EXPECT_EQ(static_cast<int64_t>(parts.size()), (kBatch + most - 1) / most);
+    EXPECT_LE(*std::max_element(parts.begin(), parts.end()), most);
+  }
+}
+
+// The lengths that go with every part leave no room for one: that is found at once, not after
+// looking at all ways to cut.
+TEST(HeadInPartsTest, WhatOneBatchCannotIsNotLookedForInMore) {
+  constexpr int64_t kBatch = 200000;
+  const BareHead whole(kBatch);
+  v1::AttendOptions options;
+  options.mutable_key_lengths()->Resize(kBatch, 4);
+  const auto call = [](const HeadInputs&, const v1::AttendOptions&) -> absl::StatusOr<HeadResult> {
+    ADD_FAILURE() << "a part was sent";
+    return absl::InternalError("unreachable");
+  };
+  const absl::Status status = HeadInParts(whole.inputs, options, 100000, call).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("one batch of the head"));
 }
 
 // A part's field is the whole's, and of what is wrong altogether the server speaks.
