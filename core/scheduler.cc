@@ -43,6 +43,11 @@ constexpr double kNewest = 1.0 / 8;
 
 double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
+// Whole ones, rounded up.
+int64_t Milliseconds(Clock::duration duration) {
+  return std::chrono::ceil<std::chrono::milliseconds>(duration).count();
+}
+
 // Gives way to other threads until ready() or the time has passed.
 template <typename Ready>
 void YieldUntil(const Ready& ready, Clock::duration limit) {
@@ -343,8 +348,9 @@ absl::Status Scheduler::Add(JobList& node) {
   } else {
     const auto queue = static_cast<int>(waiting_.size() + waiting_short_.size());
     if (queue >= options_.max_queue) {
-      return OverLimit("max_queue", absl::StrCat(queue, " calls wait already, at most ",
-                                                 options_.max_queue, " may"));
+      return OverLimit("max_queue",
+                       absl::StrCat(long_places_ + short_places_, " calls run and ", queue,
+                                    " wait already, at most ", options_.max_queue, " may wait"));
     }
     waiting.splice(waiting.end(), node);
     NoteExpiry(job);
@@ -411,10 +417,11 @@ void Scheduler::EndExpired(JobList& waiting) {
     Job& job = **at++;
     job.StopIfLate();
     if (!job.stopped() && now - job.times_.submitted >= options_.max_queue_wait) {
-      job.Stop(OverLimit("max_queue_wait",
-                         absl::StrCat("the call has waited ", Seconds(now - job.times_.submitted),
-                                      " s for its turn, at most ", Seconds(options_.max_queue_wait),
-                                      " s are allowed")));
+      job.Stop(
+          OverLimit("max_queue_wait",
+                    absl::StrCat("the call has waited ", Milliseconds(now - job.times_.submitted),
+                                 " ms for its turn, at most ",
+                                 Milliseconds(options_.max_queue_wait), " ms are allowed")));
     }
     if (job.stopped()) {
       Start(waiting, job, Job::Place::kNone);

@@ -166,7 +166,12 @@ absl::Status CheckNoBytes(absl::string_view name, const v1::Tensor& tensor) {
 
 absl::Status ReadSpecs(absl::Span<const TensorPart> parts) {
   for (const TensorPart& part : parts) {
-    auto spec = SpecOf(part.name, *part.tensor);
+    const v1::Tensor& tensor = *part.tensor;
+    if (tensor.dtype() == v1::DATA_TYPE_UNSPECIFIED && tensor.shape().empty() &&
+        tensor.data().empty()) {
+      return core::InvalidField(part.name, "is not set");
+    }
+    auto spec = SpecOf(part.name, tensor);
     if (!spec.ok()) return spec.status();
     *part.spec = *std::move(spec);
   }

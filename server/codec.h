@@ -44,7 +44,7 @@ struct TensorPart {
   core::TensorSpec* spec;
 };
 
-// As SpecOf for each, and as CheckBytes for each: the first error.
+// As SpecOf for each, of which none may be empty, and as CheckBytes for each: the first error.
 absl::Status ReadSpecs(absl::Span<const TensorPart> parts);
 absl::Status CheckBytes(absl::Span<const TensorPart> parts);
 
@@ -60,7 +60,7 @@ absl::StatusOr<core::Problem> AttentionOf(const v1::Tensor& query, const v1::Ten
                                           DataIs data = DataIs::kInTheMessage);
 
 // A request's shapes and options as a checked problem, its byte counts checked as well. Returns
-// INVALID_ARGUMENT or UNIMPLEMENTED naming the field.
+// INVALID_ARGUMENT naming the field.
 absl::StatusOr<core::Problem> ProblemOf(const v1::AttendRequest& request,
                                         DataIs data = DataIs::kInTheMessage);
 absl::StatusOr<core::HeadProblem> ProblemOf(const v1::HeadRequest& request);

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -140,9 +142,21 @@ void AddKernel(CLI::App& app, const std::string& name, core::Kernel& kernel,
       });
 }
 
+// A name, or an address, which is in brackets where it is one of IPv6.
+bool IsHost(absl::string_view host) {
+  const bool opens = absl::ConsumePrefix(&host, "[");
+  if (absl::ConsumeSuffix(&host, "]") != opens) return false;
+  const absl::string_view others = opens ? ":.%-_" : ".-_";
+  return !host.empty() && host.front() != '-' &&
+         std::all_of(host.begin(), host.end(), [others](char c) {
+           return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+                  absl::StrContains(others, c);
+         });
+}
+
 bool IsHostAndPort(const std::string& text) {
   const size_t colon = text.rfind(':');
-  if (colon == std::string::npos || colon == 0) return false;
+  if (colon == std::string::npos || !IsHost(text.substr(0, colon))) return false;
   const std::string port = text.substr(colon + 1);
   return !port.empty() && port.size() <= 5 &&
          port.find_first_not_of("0123456789") == std::string::npos && std::stoi(port) <= 65535;
@@ -204,6 +218,58 @@ std::vector<std::string> WithEnvironment(const CLI::App& app, int argc, const ch
   return arguments;
 }
 
+// CLI11 would take the argument that follows for a value that is missing, a flag too.
+void RefuseMissingValues(const CLI::App& app, const std::vector<std::string>& arguments) {
+  for (const CLI::Option* const option : app.get_options()) {
+    if (option->get_items_expected_max() == 0) continue;
+    const std::string name = "--" + option->get_lnames().front();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const bool ends = i + 1 == arguments.size() || absl::StartsWith(arguments[i + 1], "--");
+      if (arguments[i] == name + "=" || (arguments[i] == name && ends)) {
+        throw CLI::ValidationError(name, "has no value");
+      }
+    }
+  }
+}
+
+// We would find it taken by ourselves. Port 0 is another one each time.
+void RefuseRepeatedAddresses(const Config& config) {
+  const auto& listen = config.listen;
+  for (auto at = listen.begin(); at != listen.end(); ++at) {
+    if (absl::EndsWith(*at, ":0")) continue;
+    if (std::find(listen.begin(), at, *at) != at) {
+      throw CLI::ValidationError("--listen", "'" + *at + "' is given twice");
+    }
+    if (*at == config.metrics_listen) {
+      throw CLI::ValidationError("--metrics_listen", "'" + *at + "' is given in --listen, too");
+    }
+  }
+}
+
+// What is wrong with the file that --config names.
+CLI::ConfigError AboutFile(const CLI::App& app, const std::string& what) {
+  const auto path = app.get_config_ptr()->as<std::string>();
+  return CLI::ConfigError(absl::StrCat("--config=", path, ": ", what));
+}
+
+std::string WhatIsWrong(const CLI::ConfigError& error) {
+  absl::string_view what = error.what();
+  if (!absl::ConsumePrefix(&what, "INI was not able to parse ")) return std::string(what);
+  return absl::StrCat("'", what, "' is no setting");
+}
+
+void Parse(CLI::App& app, std::vector<std::string> arguments) {
+  RefuseMissingValues(app, arguments);
+  std::reverse(arguments.begin(), arguments.end());  // the order that CLI11 wants
+  try {
+    app.parse(arguments);
+  } catch (const CLI::ConfigError& error) {
+    throw AboutFile(app, WhatIsWrong(error));
+  } catch (const CLI::FileError&) {
+    throw AboutFile(app, "is no file that can be read");
+  }
+}
+
 void AddServing(CLI::App& app, Config& config) {
   AddAddresses(app, "--listen", config.listen,
                "Where to serve gRPC: HOST:PORT or unix:/PATH; several by several\n"
@@ -240,7 +306,7 @@ void AddLimits(CLI::App& app, Config& config) {
   AddCount(app, "--max_queue", {0, kMostJobs}, config.max_queue,
            "Calls that wait for that; more are refused");
   AddDuration(app, "--max_queue_wait", config.max_queue_wait,
-              "How long a call may wait before it is refused");
+              "How long a call may wait before it is refused. 0s: not at all");
   AddSize(app, "--memory_budget", config.memory_budget,
           "What all calls together may hold: requests, workspace and responses; auto: half of the\n"
           "memory that is ours by machine and cgroup");
@@ -268,10 +334,9 @@ ParsedConfig ParseConfig(int argc, const char* const* argv) {
       option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     }
   }
-  std::vector<std::string> arguments = WithEnvironment(app, argc, argv);
-  std::reverse(arguments.begin(), arguments.end());  // the order that CLI11 wants
   try {
-    app.parse(arguments);
+    Parse(app, WithEnvironment(app, argc, argv));
+    RefuseRepeatedAddresses(config);
   } catch (const CLI::ParseError& error) {
     result.exit_code = app.exit(error) == 0 ? 0 : 2;
   }

@@ -244,7 +244,7 @@ absl::StatusOr<int> Metrics::Listen(const std::string& address) {
   auto page = HttpPage::Serve(
       address, {"/metrics", "text/plain; version=0.0.4; charset=utf-8", [this] { return Text(); }});
   if (!page.ok()) {
-    return absl::UnavailableError(absl::StrCat("cannot serve metrics on ", address,
+    return absl::UnavailableError(absl::StrCat("cannot serve metrics on --metrics_listen=", address,
                                                ": the port is taken, or the address is "
                                                "not this machine's"));
   }

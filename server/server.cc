@@ -39,7 +39,7 @@ constexpr int kReflectionThreads = 4;
 constexpr std::chrono::milliseconds kLastCalls{200};
 
 absl::Status CannotServe(absl::string_view address, absl::string_view why) {
-  return absl::UnavailableError(absl::StrCat("cannot serve gRPC on ", address, ": ", why));
+  return absl::UnavailableError(absl::StrCat("cannot serve gRPC on --listen=", address, ": ", why));
 }
 
 std::string WithPort(const std::string& address, int port) {

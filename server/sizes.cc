@@ -36,10 +36,13 @@ absl::Status CheckBudget(const Sizes& sizes, int64_t allowed) {
   const int64_t budget = sizes.memory_budget;
   const int64_t message = sizes.max_message_bytes;
   if (budget < 2 * message) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--memory_budget=", budget, ": a largest request and a largest response, 2 x ", message,
-        " = ", 2 * message,
-        " bytes, do not fit; raise it, or lower --max_message_bytes to at most ", budget / 2));
+    const int64_t fits = budget / 2;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--memory_budget=", budget, ": a largest request and a largest response, 2 x ",
+                     message, " = ", 2 * message, " bytes, do not fit; raise it to at least that",
+                     fits < kSmallestMessage
+                         ? ""
+                         : absl::StrCat(", or lower --max_message_bytes to at most ", fits)));
   }
   const int64_t left = allowed - sizes.receive_quota;
   if (budget > left) {

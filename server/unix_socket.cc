@@ -7,6 +7,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 
@@ -33,8 +35,14 @@ int ErrorOfConnecting(const std::string& path) {
 absl::Status MakeWayForSocket(const std::string& path) {
   struct stat status {};
   if (lstat(path.c_str(), &status) != 0) {
-    if (errno == ENOENT) return absl::OkStatus();
-    return absl::UnavailableError(absl::StrCat(path, ": ", std::strerror(errno)));
+    const int error = errno;
+    if (error != ENOENT) {
+      return absl::UnavailableError(absl::StrCat(path, ": ", std::strerror(error)));
+    }
+    const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+    std::error_code unknown;
+    if (folder.empty() || std::filesystem::exists(folder, unknown)) return absl::OkStatus();
+    return absl::UnavailableError(absl::StrCat("the folder ", folder.string(), " does not exist"));
   }
   if (!S_ISSOCK(status.st_mode)) {
     return absl::UnavailableError(absl::StrCat(path, " is there and is no socket"));

@@ -9,8 +9,9 @@
 namespace attendant::server {
 
 // Makes way for a socket at this path: removes one that nobody listens on, as a process that was
-// killed leaves behind. Returns UNAVAILABLE where somebody does, or where something else is there:
-// gRPC itself would take the path from a living server. REQUIRES: path is shorter than 108 bytes.
+// killed leaves behind. Returns UNAVAILABLE where somebody does, where something else is there, or
+// where there is no such folder: gRPC itself would take the path from a living server. REQUIRES:
+// path is shorter than 108 bytes.
 absl::Status MakeWayForSocket(const std::string& path);
 
 }  // namespace attendant::server

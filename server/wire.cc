@@ -183,7 +183,7 @@ class HeadReader {
         AppendVarint(static_cast<uint64_t>(length), out);
         return CopyBytes(length, place, out);
       default:
-        return Malformed(place, "its wire type is none");
+        return Malformed(place, "it has an unknown wire type");
     }
   }
 
@@ -191,7 +191,7 @@ class HeadReader {
   absl::Status ReadLength(const Place& place, int& length) {
     const int before = in_.CurrentPosition();
     if (!in_.ReadVarintSizeAsInt(&length) || in_.CurrentPosition() - before > kLongestVarint32) {
-      return Malformed(place, "its length is none");
+      return Malformed(place, "its length does not end, or is more than 2^31 - 1");
     }
     if (length > in_.BytesUntilLimit()) {
       return Malformed(place, absl::StrCat("its length is ", length, ", and ",

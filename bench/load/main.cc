@@ -191,7 +191,8 @@ void AddLoad(CLI::App& app, Arguments& arguments) {
                          ->check(CLI::Range(0.001, 1e6).description(""))
                          ->capture_default_str()
                          ->type_name("R");
-  AddDuration(app, "--duration", arguments.duration, "How long to start calls");
+  AddDuration(app, "--duration", arguments.duration,
+              "How long to start calls, the warm-up included");
   AddParsed(app, "--phases", arguments.phases,
             "Several rates one after the other, such as 50:10s,500:30s,50:15s", ParsePhases)
       ->type_name("R:D,...")
@@ -238,6 +239,12 @@ void AddClient(CLI::App& app, Arguments& arguments) {
       ->type_name("N");
 }
 
+absl::Duration WholeOf(const std::vector<Phase>& phases) {
+  absl::Duration whole;
+  for (const Phase& phase : phases) whole += phase.duration;
+  return whole;
+}
+
 // Makes the schedule's calls; returns how many, and how long they were started.
 size_t MakeCalls(Client& client, const Arguments& arguments, const std::vector<Arrival>& schedule,
                  Stop& stop, Records& records, absl::Duration* ran) {
@@ -257,9 +264,7 @@ size_t MakeCalls(Client& client, const Arguments& arguments, const std::vector<A
         });
   }
   if (made == schedule.size()) {
-    absl::Duration whole;
-    for (const Phase& phase : arguments.phases) whole += phase.duration;
-    stop.WaitUntil(start + whole);
+    stop.WaitUntil(start + WholeOf(arguments.phases));
   }
   *ran = absl::Now() - start;
   // The tensors are in use until then.
@@ -308,7 +313,9 @@ int Run(const Arguments& arguments) {
     std::fprintf(stderr, "attend_load: --json: '%s' was not written\n", arguments.json.c_str());
     return kExitFailed;
   }
-  return arguments.strict && summary.all.refused.count > 0 ? kExitFailed : 0;
+  if (!arguments.strict) return 0;
+  if (summary.all.calls == 0) std::fprintf(stderr, "attend_load: --strict: no call was counted\n");
+  return summary.all.calls == 0 || summary.all.refused.count > 0 ? kExitFailed : 0;
 }
 
 int Main(int argc, char** argv) {
@@ -319,7 +326,8 @@ int Main(int argc, char** argv) {
   AddClient(app, arguments);
   AddLoad(app, arguments);
   app.add_flag("--health", arguments.health, "Check health meanwhile, 20 times a second");
-  app.add_flag("--strict", arguments.strict, "Exit 1 where a call was not answered");
+  app.add_flag("--strict", arguments.strict,
+               "Exit 1 where a call was not answered, or none counted");
   app.add_option("--json", arguments.json, "Where to write the report, with a line of each second")
       ->type_name("FILE");
   app.footer("Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 no server.");
@@ -328,7 +336,14 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
+  const char* const flag = arguments.phases.empty() ? "--duration" : "--phases";
   if (arguments.phases.empty()) arguments.phases = {{arguments.rate, arguments.duration}};
+  if (const absl::Duration whole = WholeOf(arguments.phases); whole <= arguments.warmup) {
+    std::fprintf(
+        stderr, "attend_load: %s: %s is not longer than --warmup=%s, and no call would count\n",
+        flag, absl::FormatDuration(whole).c_str(), absl::FormatDuration(arguments.warmup).c_str());
+    return kExitUsage;
+  }
   return Run(arguments);
 }
 

@@ -1,5 +1,6 @@
 // attend: the command line.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -68,6 +69,8 @@ ExitCode RunInfo(Client& client) {
   std::printf("compute threads  %lld\n", static_cast<long long>(info->compute_threads()));
   std::printf("message limit    %lld bytes\n", static_cast<long long>(info->max_message_bytes()));
   std::printf("memory budget    %lld bytes\n", static_cast<long long>(info->memory_budget_bytes()));
+  std::printf("calls at a time  %lld\n", static_cast<long long>(info->max_running()));
+  std::printf("calls waiting    %lld at most\n", static_cast<long long>(info->max_queue()));
   std::printf("peak float32     %.1f GFLOP/s\n", info->peak_flops_float32() / 1e9);
   std::printf("peak float64     %.1f GFLOP/s\n", info->peak_flops_float64() / 1e9);
   return kSuccess;
@@ -418,7 +421,8 @@ ExitCode Main(int argc, char** argv) {
       ->capture_default_str()
       ->type_name("HOST:PORT")
       ->envname("ATTENDANT_SERVER");
-  AddDuration(app, "--timeout", global.options.call_timeout, "How long a call may take");
+  AddDuration(app, "--timeout", global.options.call_timeout,
+              "How long a call may take, and connecting before it");
   AddDuration(app, "--connect_timeout", global.options.connect_timeout,
               "How long to wait for the server");
   app.add_option("--attempts", global.options.retry.max_attempts,
@@ -448,6 +452,8 @@ ExitCode Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kSuccess : kUsage;
   }
+  global.options.connect_timeout =
+      std::min(global.options.connect_timeout, global.options.call_timeout);
   const std::vector<std::string> addresses = AddressesOf(global.server);
   if (call->parsed()) {
     const bool one = addresses.size() == 1;

@@ -793,7 +793,10 @@ TEST(SchedulerQueueTest, WithoutAQueueWhatCannotRunIsRefused) {
   Scheduler scheduler(Narrow(1, 0));
   EXPECT_EQ(scheduler.Run({{"one", 1, NoWork}}), absl::OkStatus());
   Hold hold(scheduler);
-  EXPECT_EQ(LimitOf(scheduler.Submit(JobOf({{"one", 1, NoWork}}, completion))), "max_queue");
+  const absl::Status refused = scheduler.Submit(JobOf({{"one", 1, NoWork}}, completion));
+  EXPECT_EQ(LimitOf(refused), "max_queue");
+  EXPECT_THAT(std::string(refused.message()),
+              testing::HasSubstr("1 calls run and 0 wait already, at most 0 may wait"));
   EXPECT_EQ(completion.calls(), 0);
 }
 
@@ -851,7 +854,10 @@ TEST(SchedulerQueueTest, AJobThatWaitsTooLongEndsWithoutATile) {
                             }}},
                           waiting));
   // While the other job runs.
-  EXPECT_EQ(LimitOf(waiting.Wait()), "max_queue_wait");
+  const absl::Status expired = waiting.Wait();
+  EXPECT_EQ(LimitOf(expired), "max_queue_wait");
+  EXPECT_THAT(std::string(expired.message()),
+              testing::ContainsRegex("has waited [0-9]+ ms for its turn, at most 5 ms"));
   EXPECT_EQ(endless.calls(), 0);
   EXPECT_EQ(tiles, 0);
   EXPECT_EQ(waiting.times().first_tile, Clock::time_point());

@@ -9,6 +9,8 @@ exits 0 '^attend [0-9]+\.[0-9]+\.[0-9]+$' "$bin/attend" --version
 exits 0 'lesson' "$bin/attend" --help
 exits 0 '^SERVING$' "$bin/attend" health
 exits 0 '^compute threads +[0-9]+' "$bin/attend" info
+grep -qE '^calls at a time +8$' "$work/out" && grep -qE '^calls waiting +256 at most$' "$work/out" ||
+  fail "info does not show the queue"
 
 exits 0 'chai +0\.221 +0\.248 +0\.193 +0\.155 +0\.184 +1\.000000' "$bin/attend" lesson
 for array in 'X +\(5, 8\)' 'Q +\(5, 4\)' 'K +\(5, 4\)' 'V +\(5, 4\)' 'logits +\(5, 5\)' \
@@ -120,5 +122,6 @@ one_line
 kill -TERM "$server_pid"
 wait "$server_pid" || fail "the server did not exit 0"
 exits 3 'no server' "$bin/attend" --connect_timeout=200ms health
+exits 3 'no server .* within 150ms' "$bin/attend" --timeout=150ms health
 server_pid=
 echo "passed"

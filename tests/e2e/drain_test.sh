@@ -66,10 +66,10 @@ server_pid=
 
 # A taken port is named, and the exit code says so.
 start_server --measure_peak=false --drain_delay=0s
-exits 1 "cannot serve gRPC on $address" "$bin/attendant" --listen="$address" \
+exits 1 "cannot serve gRPC on --listen=$address" "$bin/attendant" --listen="$address" \
   --metrics_listen=127.0.0.1:0
 metrics_address=$(echo "$metrics" | sed 's|http://||; s|/metrics||')
-exits 1 "cannot serve metrics on $metrics_address" "$bin/attendant" --listen=127.0.0.1:0 \
+exits 1 "cannot serve metrics on --metrics_listen=$metrics_address" "$bin/attendant" --listen=127.0.0.1:0 \
   --metrics_listen="$metrics_address"
 kill -TERM "$server_pid"
 wait "$server_pid" || fail "exit code $?"

@@ -9,11 +9,15 @@ start_server --measure_peak=false --drain_delay=0s --listen="unix:$work/socket"
 exits 0 SERVING attend "unix:$work/socket" health
 first=$(grep -o 'gRPC on [^ ]*' "$work/server.log" | sed 's/gRPC on //')
 exits 0 SERVING attend "$first" health
-exits 1 "cannot serve gRPC on $first" "$bin/attendant" --measure_peak=false --listen="$first" \
+exits 1 "cannot serve gRPC on --listen=$first" "$bin/attendant" --measure_peak=false --listen="$first" \
   --metrics_listen=127.0.0.1:0
-exits 1 "cannot serve gRPC on unix:$work/socket" "$bin/attendant" --measure_peak=false \
+exits 1 "cannot serve gRPC on --listen=unix:$work/socket" "$bin/attendant" --measure_peak=false \
   --listen="unix:$work/socket" --metrics_listen=127.0.0.1:0
 exits 0 SERVING attend "unix:$work/socket" health
+exits 1 "cannot serve gRPC on --listen=unix:$work/no/socket: the folder $work/no does not exist" \
+  "$bin/attendant" --measure_peak=false --listen="unix:$work/no/socket" --metrics_listen=127.0.0.1:0
+exits 2 "127.0.0.1:1. is given in --listen, too" "$bin/attendant" --listen=127.0.0.1:1 \
+  --metrics_listen=127.0.0.1:1
 
 # A socket that a killed server left behind is replaced.
 kill -KILL "$server_pid"
@@ -29,6 +33,7 @@ server_pid=
 # Sizes that cannot hold together are refused, with the arithmetic.
 exits 2 '2 x 2097152 = 4194304 bytes, do not fit' "$bin/attendant" --max_message_bytes=2MiB \
   --memory_budget=3MiB
+exits 2 'raise it to at least that$' "$bin/attendant" --memory_budget=100000
 exits 2 'from 65536 .64KiB.' "$bin/attendant" --max_message_bytes=1KiB
 exits 2 'that is more than the [0-9]* bytes of memory that are ours' "$bin/attendant" \
   --memory_budget=1EiB

@@ -23,6 +23,14 @@ echo "$most_threads threads at up to $most_calls calls at once"
 [ "$most_calls" -ge 100 ] || fail "at most $most_calls calls were in flight"
 [ "$most_threads" -le "$threads_allowed" ] || fail "$most_threads threads, not $threads_allowed"
 
+# A load of which nothing would count is no load.
+exits 2 '--duration: 1s is not longer than --warmup=1s' "$bin/attend_load" --server="$address" \
+  --duration=1s
+exits 2 '--phases: 2s is not longer than --warmup=3s' "$bin/attend_load" --server="$address" \
+  --phases=1:1s,2:1s --warmup=3s
+exits 1 'no call was counted' "$bin/attend_load" --server="$address" --rate=0.001 --duration=50ms \
+  --warmup=0s --strict
+
 # And none of it stays when they are gone.
 for series in inflight_requests memory_reserved_bytes queue_depth; do
   for _ in $(seq 600); do

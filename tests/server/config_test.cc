@@ -135,6 +135,18 @@ INSTANTIATE_TEST_SUITE_P(
                             "01234567890123456789012345678901234567",
                             "at most 107 bytes"},
                     BadCase{"--metrics_listen=unix:/run/a", "'unix:/run/a'"},
+                    BadCase{"--listen=-a:1", "--listen: '-a:1' is no HOST:PORT"},
+                    BadCase{"--listen=\"a\":1", "--listen: '\"a\":1' is no HOST:PORT"},
+                    BadCase{"--listen='a:1", "--listen: ''a:1' is no HOST:PORT"},
+                    BadCase{"--listen=::1:1", "--listen: '::1:1' is no HOST:PORT"},
+                    BadCase{"--listen=[::1:1", "--listen: '[::1:1' is no HOST:PORT"},
+                    BadCase{"--listen=[]:1", "--listen: '[]:1' is no HOST:PORT"},
+                    BadCase{"--metrics_listen=-a:1", "--metrics_listen: '-a:1' is no HOST:PORT"},
+                    BadCase{"--metrics_listen=a b:1", "--metrics_listen: 'a b:1' is no HOST:PORT"},
+                    BadCase{"--listen=a:1,b:1,a:1", "--listen: 'a:1' is given twice"},
+                    BadCase{"--listen=unix:/a,unix:/a", "--listen: 'unix:/a' is given twice"},
+                    BadCase{"--listen=0.0.0.0:9464",
+                            "--metrics_listen: '0.0.0.0:9464' is given in --listen, too"},
                     BadCase{"--compute_threads=1025", "1025"},
                     BadCase{"--compute_threads=-1", "-1"}, BadCase{"--compute_threads=0", "'0'"},
                     BadCase{"--compute_threads=two", "two"},
@@ -144,21 +156,60 @@ INSTANTIATE_TEST_SUITE_P(
                     BadCase{"--max_message_bytes=3GiBB", "'3GiBB' is neither auto nor a size"},
                     BadCase{"--memory_budget=-1", "'-1' is neither auto nor a size"},
                     BadCase{"--memory_budget=99999999999GiB", "'99999999999GiB' is neither"},
-                    BadCase{"--memory_budget=", "--memory_budget"},
+                    BadCase{"--memory_budget=", "--memory_budget: has no value"},
+                    BadCase{"--listen", "--listen: has no value"},
+                    BadCase{"--config=", "--config: has no value"},
                     BadCase{"--max_queue_wait=ten", "'ten' is no duration"},
                     BadCase{"--max_connection_age=1", "'1' is no duration"},
                     BadCase{"--drain_delay=5", "'5' is no duration"},
                     BadCase{"--drain_timeout=-1s", "'-1s' is no duration"},
                     BadCase{"--measure_peak=maybe", "'maybe' is neither"},
                     BadCase{"--kernel=fast", "'fast' is neither"},
-                    BadCase{"--config=/no/such/file", "/no/such/file"}));
+                    BadCase{"--config=/no/such/file", "--config=/no/such/file: is no file"},
+                    BadCase{"--config=/", "--config=/: is no file"}));
 
-TEST(ConfigTest, AnUnknownKeyInTheFileExitsWith2AndIsNamed) {
-  const std::string argument = "--config=" + WriteFile("unknown.conf", "liste=\"127.0.0.1:1\"\n");
+TEST(ConfigTest, AMissingValueDoesNotSwallowTheNextFlag) {
+  for (const char* const flag : {"--listen=", "--listen", "--metrics_listen=", "--max_queue"}) {
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(Parse({flag, "--metrics_listen=127.0.0.1:1"}).exit_code, 2) << flag;
+    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr(": has no value")) << flag;
+  }
+}
+
+TEST(ConfigTest, FreePortsAndOtherHostsAreNoRepetition) {
+  const ParsedConfig parsed = Parse({"--listen=127.0.0.1:0,127.0.0.1:0,[fe80::1%eth0]:1,a-b.c_d:1",
+                                     "--metrics_listen=127.0.0.1:0"});
+  EXPECT_FALSE(parsed.exit_code.has_value());
+  EXPECT_EQ(parsed.config.listen.size(), 4u);
+}
+
+class BadFileTest : public testing::TestWithParam<BadCase> {};
+
+TEST_P(BadFileTest, ExitsWith2AndSaysWhy) {
+  const std::string argument =
+      "--config=" + WriteFile("bad.conf", std::string(GetParam().argument) + "\n");
   testing::internal::CaptureStderr();
   const ParsedConfig parsed = Parse({argument.c_str()});
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("liste"));
+  const std::string error = testing::internal::GetCapturedStderr();
   EXPECT_EQ(parsed.exit_code, 2);
+  EXPECT_THAT(error, HasSubstr(GetParam().message));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Lines, BadFileTest,
+    testing::Values(BadCase{"liste=\"127.0.0.1:1\"", "bad.conf: 'liste' is no setting"},
+                    BadCase{"listen=", "--listen: '' is no HOST:PORT"},
+                    BadCase{"listen=\"\"", "--listen: '' is no HOST:PORT"},
+                    BadCase{"listen=\"-a:1\"", "--listen: '-a:1' is no HOST:PORT"},
+                    BadCase{"listen=\"'a':1\"", "--listen: ''a':1' is no HOST:PORT"},
+                    BadCase{"metrics_listen=\"-a:1\"", "--metrics_listen: '-a:1' is no HOST:PORT"},
+                    BadCase{"max_queue=", "--max_queue: '' is no number"},
+                    BadCase{"metrics_listen=", "--metrics_listen: '' is no HOST:PORT"}));
+
+TEST(ConfigTest, VariablesOfAKubernetesServiceAreNoSettings) {
+  const ScopedVariable port("ATTENDANT_PORT", "tcp://10.0.0.1:50051");
+  const ScopedVariable host("ATTENDANT_SERVICE_HOST", "10.0.0.1");
+  EXPECT_FALSE(Parse({}).exit_code.has_value());
 }
 
 TEST(ConfigTest, HelpAndVersionExitWith0) {

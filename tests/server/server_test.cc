@@ -58,12 +58,14 @@ TEST(ServerTest, ATakenPortIsAnErrorThatNamesIt) {
   config.listen = {first->address()};
   const auto grpc_taken = Server::Start(config);
   EXPECT_EQ(grpc_taken.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(grpc_taken.status().message()), HasSubstr(first->address()));
+  EXPECT_THAT(std::string(grpc_taken.status().message()),
+              HasSubstr("--listen=" + first->address()));
   config = LoopbackConfig();
   config.metrics_listen = first->metrics_address();
   const auto metrics_taken = Server::Start(config);
   EXPECT_EQ(metrics_taken.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(metrics_taken.status().message()), HasSubstr(first->metrics_address()));
+  EXPECT_THAT(std::string(metrics_taken.status().message()),
+              HasSubstr("--metrics_listen=" + first->metrics_address()));
 }
 
 TEST(ServerTest, HealthFollowsReadinessAndLivenessDoesNot) {

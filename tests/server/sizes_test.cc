@@ -65,6 +65,14 @@ TEST_P(BadSizesTest, AreRefusedWithTheArithmetic) {
   EXPECT_THAT(std::string(sizes.status().message()), HasSubstr(GetParam().arithmetic));
 }
 
+TEST(SizesTest, NoLimitOfMessagesIsAdvisedThatWouldBeRefused) {
+  for (const int64_t budget : {int64_t{1}, int64_t{100000}, int64_t{131071}}) {
+    const auto sizes = ShareMemory(ConfigOf(budget, 0), kGiB);
+    EXPECT_THAT(std::string(sizes.status().message()), testing::EndsWith("to at least that"));
+  }
+  EXPECT_TRUE(ShareMemory(ConfigOf(131072, 0), kGiB).ok());
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, BadSizesTest,
     testing::Values(
@@ -76,7 +84,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadSizes{256 * kMiB - 1, 128 * kMiB, kGiB, "--memory_budget=268435455",
                  "2 x 134217728 = 268435456 bytes, do not fit"},
         BadSizes{768 * kMiB + 1, 0, kGiB, "--memory_budget=805306369", "at most 805306368"},
-        BadSizes{1, 0, kGiB, "--memory_budget=1:", "2 x 65536"},
+        BadSizes{256 * kMiB - 1, 128 * kMiB, kGiB, "--memory_budget=268435455",
+                 "raise it to at least that, or lower --max_message_bytes to at most 134217727"},
+        BadSizes{1, 0, kGiB, "--memory_budget=1:",
+                 "2 x 65536 = 131072 bytes, do not fit; raise it to at least that"},
         BadSizes{0, 0, 100, "--max_message_bytes=65536", "2 x 65536"}));
 
 }  // namespace

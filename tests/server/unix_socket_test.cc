@@ -67,6 +67,13 @@ TEST_F(UnixSocketTest, AFileIsLeftAlone) {
   EXPECT_TRUE(std::filesystem::exists(path_));
 }
 
+TEST_F(UnixSocketTest, AFolderThatIsMissingIsNamed) {
+  const absl::Status status = MakeWayForSocket(folder_.PathOf("nowhere") + "/socket");
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("the folder " + folder_.PathOf("nowhere") + " does not exist"));
+}
+
 TEST_F(UnixSocketTest, AFolderOfNothingIsAnError) {
   std::ofstream(path_) << "";
   EXPECT_FALSE(MakeWayForSocket(path_ + "/below").ok());

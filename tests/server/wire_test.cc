@@ -287,6 +287,12 @@ TEST(WireTest, WhatIsMalformedIsNamed) {
             "value.shape[0]");
   EXPECT_EQ(field_of(v1::CheckRequest(), std::string("\x3a\x05\x42\x03\x3a\x01\xff", 7)),
             "head_candidate.stats.kernel");
+  // A query of wire type 6, and one whose length does not end.
+  v1::AttendRequest attend;
+  EXPECT_THAT(std::string(Read("\x0e", attend).message()),
+              HasSubstr("query: is not as protobuf writes it: it has an unknown wire type"));
+  EXPECT_THAT(std::string(Read("\x0a\x80", attend).message()),
+              HasSubstr("query: is not as protobuf writes it: its length does not end"));
 }
 
 TEST(WireTest, WhatIsBesideTheDataIsBounded) {
