@@ -1,8 +1,8 @@
 // Faults that tests ask for: memory that is refused, an engine that fails, a tile that takes long.
 //
 // They exist where a source file is compiled with ATTENDANT_FAULTS, which the tests' own copies of
-// scheduler.cc and workspace.cc are; what is shipped has nothing of them. Everything here is
-// thread-safe.
+// scheduler.cc, workspace.cc and call.cc are; what is shipped has nothing of them. Everything here
+// is thread-safe.
 #ifndef ATTENDANT_CORE_FAULTS_H_
 #define ATTENDANT_CORE_FAULTS_H_
 
@@ -20,7 +20,7 @@ static constexpr bool kCompiledIn = false;
 #endif
 
 enum class Point : uint8_t {
-  kAllocation,   // of a workspace, or of a place in the queue: RESOURCE_EXHAUSTED
+  kAllocation,   // of a workspace, a job, or a place in the queue: RESOURCE_EXHAUSTED
   kEngineError,  // a tile is not run: INTERNAL
   kSlowTile,     // a tile starts some milliseconds late
   kCount,

@@ -39,6 +39,8 @@ absl::Status Multiply(const MatrixView<const float>& a, Transpose transpose_a,
                  LeadingDimension(a), b.data, LeadingDimension(b), accumulate ? 1.0f : 0.0f, c.data,
                  LeadingDimension(c));
   if (status == dnnl_success) return absl::OkStatus();
+  // No fault of the engine: another try may find memory.
+  if (status == dnnl_out_of_memory) return absl::ResourceExhaustedError("out of memory");
   return absl::InternalError(absl::StrCat("oneDNN sgemm failed with status ", status));
 }
 absl::Status Multiply(const MatrixView<const double>& a, Transpose transpose_a,

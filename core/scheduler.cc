@@ -405,7 +405,8 @@ bool Scheduler::AnyExpired() const {
 }
 
 void Scheduler::EndExpired() {
-  any_stopped_->store(false, std::memory_order_seq_cst);
+  // Read as well as written: a stop that this takes back is seen below, a later one stays.
+  any_stopped_->exchange(false, std::memory_order_acq_rel);
   next_expiry_ = Clock::time_point::max();
   EndExpired(waiting_);
   EndExpired(waiting_short_);

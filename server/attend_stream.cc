@@ -124,9 +124,19 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
       SetAlarm(limits_.idle);
     }
     StartRead(&incoming_);
+    if (!calls().accepting()) Refuse();
   }
 
   void Stop(const absl::Status& why) override { EndEarly(why); }
+
+  void Refuse() override {
+    {
+      core::MutexLock lock(mutex_);
+      if (phase_ != Phase::kReading || work_.has_value()) return;
+      phase_ = Phase::kEnded;
+    }
+    Answer(Refusal());
+  }
 
  private:
   // While it writes there is always a write outstanding, while it reads a read.
@@ -227,7 +237,10 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
     {
       core::MutexLock lock(mutex_);
       if (phase_ == Phase::kEnded) return;
-      complete = CheckComplete();
+      complete = WithoutThrowing([&] {
+        mutex_.AssertHeld();
+        return CheckComplete();
+      });
       if (complete.ok()) phase_ = Phase::kComputing;
       work.swap(work_);
     }
@@ -342,8 +355,9 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
       calls().metrics().JobCancelled(CancelStage::kReceive);
       Answer(why);
     } else {
-      // Whoever reads no more would hold the write for ever; OnWriteDone answers.
-      context()->TryCancel();
+      // Whoever reads no more would hold the write for ever; OnWriteDone answers, perhaps before
+      // this.
+      Abort(why);
     }
   }
 
@@ -360,7 +374,7 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
       core::MutexLock lock(mutex_);
       alarm_.reset();
     }
-    calls().Remove(this);
+    Leave();
   }
 
   void NoteProgress() { last_progress_ = Clock::now().time_since_epoch().count(); }

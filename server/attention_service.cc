@@ -90,7 +90,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
     Answer(status, &response);
   }
   void OnCancel() override { Stop(WhyCancelled()); }
-  void OnDone() override { calls().Remove(this); }
+  void OnDone() override { Leave(); }
 
   // Ours neither wait nor compute: gRPC runs them where it is, without handing over to yet another
   // thread. Under load it would start up to two a CPU for that.

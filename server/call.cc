@@ -1,12 +1,15 @@
 #include "server/call.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/server_context.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/time/time.h"
 #include "core/errors.h"
+#include "core/faults.h"
 #include "server/codec.h"
 #include "server/status.h"
 
@@ -31,7 +34,8 @@ Calls::Calls(core::Scheduler& scheduler, Metrics& metrics, int64_t memory_budget
 void Calls::Add(std::shared_ptr<Call> call) {
   core::MutexLock lock(mutex_);
   Call* const key = call.get();
-  calls_.emplace(key, std::move(call));
+  calls_.emplace(key, InFlight{std::move(call), accepting_});
+  if (accepting_) ++awaited_;
 }
 
 void Calls::Remove(Call* call) {
@@ -40,9 +44,9 @@ void Calls::Remove(Call* call) {
   std::shared_ptr<Call> removed;
   core::MutexLock lock(mutex_);
   const auto found = calls_.find(call);
-  removed = std::move(found->second);
+  removed = std::move(found->second.call);
+  if (found->second.awaited && --awaited_ == 0) idle_.NotifyAll();
   calls_.erase(found);
-  if (calls_.empty()) idle_.NotifyAll();
 }
 
 bool Calls::accepting() {
@@ -51,26 +55,31 @@ bool Calls::accepting() {
 }
 
 void Calls::StopAccepting() {
+  {
+    core::MutexLock lock(mutex_);
+    accepting_ = false;
+  }
+  for (const auto& call : All()) call->Refuse();
+}
+
+std::vector<std::shared_ptr<Call>> Calls::All() {
+  std::vector<std::shared_ptr<Call>> all;
   core::MutexLock lock(mutex_);
-  accepting_ = false;
+  all.reserve(calls_.size());
+  for (const auto& [key, in_flight] : calls_) all.push_back(in_flight.call);
+  return all;
 }
 
 bool Calls::WaitUntilIdle(Clock::time_point deadline) {
   core::MutexLock lock(mutex_);
-  while (!calls_.empty()) {
-    if (!idle_.WaitUntil(mutex_, deadline) && !calls_.empty()) return false;
+  while (awaited_ > 0) {
+    if (!idle_.WaitUntil(mutex_, deadline) && awaited_ > 0) return false;
   }
   return true;
 }
 
 void Calls::StopRunning() {
-  std::vector<std::shared_ptr<Call>> running;
-  {
-    core::MutexLock lock(mutex_);
-    running.reserve(calls_.size());
-    for (const auto& [key, call] : calls_) running.push_back(call);
-  }
-  for (const auto& call : running) {
+  for (const auto& call : All()) {
     call->Stop(
         UnavailableFor("the server shut down before the call was complete", absl::Seconds(1)));
   }
@@ -90,7 +99,11 @@ bool Calls::JobEnded(int64_t number) {
 }
 
 Call::Call(Calls& calls, grpc::CallbackServerContext* context, Method method)
-    : calls_(calls), context_(context), method_(method) {
+    : calls_(calls),
+      context_(context),
+      grpc_call_(context->c_call(), grpc_call_unref),
+      method_(method) {
+  grpc_call_ref(grpc_call_.get());
   calls_.metrics().RequestStarted();
   HandOver();
 }
@@ -103,19 +116,25 @@ void Call::Stop(const absl::Status& why) {
   if (job_ != nullptr) job_->Stop(why);
 }
 
-absl::StatusOr<Work> Call::PrepareWork(const Prepare& prepare) {
-  if (!calls_.accepting()) {
-    calls_.metrics().Shed(ShedReason::kDraining);
-    return UnavailableFor("the server is shutting down", absl::Seconds(1));
-  }
-  if (std::chrono::system_clock::now() >= context_->deadline()) {
-    return absl::DeadlineExceededError("the call's deadline had passed when it arrived");
-  }
-  return WithoutThrowing([&] { return prepare(data_); });
+absl::Status Call::Refusal() {
+  calls_.metrics().Shed(ShedReason::kDraining);
+  return UnavailableFor("the server is shutting down", absl::Seconds(1));
 }
 
-void Call::Submit(Work work) {
-  if (work.stats != nullptr) path_ = LabelOf(work.path);
+absl::StatusOr<Work> Call::PrepareWork(const Prepare& prepare) {
+  return WithoutThrowing([&]() -> absl::StatusOr<Work> {
+    if (!calls_.accepting()) return Refusal();
+    if (std::chrono::system_clock::now() >= context_->deadline()) {
+      return absl::DeadlineExceededError("the call's deadline had passed when it arrived");
+    }
+    return prepare(data_);
+  });
+}
+
+std::shared_ptr<core::Job> Call::MakeJob(Work& work) {
+  if constexpr (core::faults::kCompiledIn) {
+    if (core::faults::Fires(core::faults::Point::kAllocation)) throw std::bad_alloc();
+  }
   std::vector<core::Stage> stages = std::exchange(work.stages, {});
   if (!stages.empty()) {
     if (auto copy = data_.in.Copy()) stages.insert(stages.begin(), *std::move(copy));
@@ -126,6 +145,20 @@ void Call::Submit(Work work) {
       });
   job->set_deadline(context_->deadline());
   job->set_expected_seconds(work.expected_seconds);
+  return job;
+}
+
+void Call::Submit(Work work) {
+  if (work.stats != nullptr) path_ = LabelOf(work.path);
+  std::shared_ptr<core::Job> job;
+  const absl::Status made = WithoutThrowing([&] {
+    job = MakeJob(work);
+    return absl::OkStatus();
+  });
+  if (!made.ok()) {
+    OnComputed(made, *work.response);
+    return;
+  }
   {
     core::MutexLock lock(mutex_);
     job_ = job;
@@ -179,6 +212,18 @@ void Call::RecordCompletion(const Work& work, const core::JobTimes& times, bool 
   work.stats->set_threads(calls_.scheduler().threads());
   work.stats->set_kernel(core::NameOf(
       work.path == core::Path::kExplicit ? core::Kernel::kOneDnn : work.kernel, work.dtype));
+}
+
+void Call::Abort(const absl::Status& why) const {
+  grpc_call_cancel_with_status(grpc_call_.get(), static_cast<grpc_status_code>(why.code()),
+                               std::string(why.message()).c_str(), nullptr);
+}
+
+void Call::Leave() {
+  // An alarm that rings may hold the call a little longer than the service lives.
+  data_.in.Free();
+  data_.reservation = Reservation();
+  calls_.Remove(this);
 }
 
 absl::Status Call::WhyCancelled() const {

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -56,6 +57,8 @@ auto WithoutThrowing(const Function& f) -> decltype(f()) {
     return f();
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of memory");
+  } catch (const std::length_error&) {
+    return absl::ResourceExhaustedError("out of memory: more than a container can have");
   }
 }
 
@@ -84,8 +87,10 @@ class Calls {
   void Remove(Call* call);
 
   bool accepting();
+  // Refuses what comes from now on, and the calls in flight of which nothing has come yet.
   void StopAccepting();
-  // Waits until every call was answered; false where the deadline passed first.
+  // Waits until every call was answered that came while calls were accepted; false where the
+  // deadline passed first. The others have their refusal at once.
   bool WaitUntilIdle(std::chrono::steady_clock::time_point deadline);
   // Stops what is in flight: its callers get UNAVAILABLE.
   void StopRunning();
@@ -95,6 +100,13 @@ class Calls {
   bool JobEnded(int64_t number);
 
  private:
+  struct InFlight {
+    std::shared_ptr<Call> call;
+    bool awaited;  // it came while calls were accepted
+  };
+
+  std::vector<std::shared_ptr<Call>> All();
+
   core::Scheduler& scheduler_;
   Metrics& metrics_;
   Admission admission_;
@@ -103,7 +115,8 @@ class Calls {
   core::Mutex mutex_;
   core::CondVar idle_;
   bool accepting_ ABSL_GUARDED_BY(mutex_) = true;
-  std::map<Call*, std::shared_ptr<Call>> calls_ ABSL_GUARDED_BY(mutex_);
+  std::map<Call*, InFlight> calls_ ABSL_GUARDED_BY(mutex_);
+  int64_t awaited_ ABSL_GUARDED_BY(mutex_) = 0;  // of those
   int64_t jobs_started_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t jobs_running_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t last_shared_job_ ABSL_GUARDED_BY(mutex_) = 0;  // no job up to it had the threads alone
@@ -119,6 +132,9 @@ class Call {
 
   // Ends the call early: no tile of its job starts any more. REQUIRES: !why.ok(), no lock is held.
   virtual void Stop(const absl::Status& why);
+  // No calls are accepted any more: ends one of which nothing has come yet. REQUIRES: no lock is
+  // held.
+  virtual void Refuse() {}
 
   // Called before gRPC may take the call to another thread, and there: what was done before is seen
   // after. gRPC sees to that itself, by locks that ThreadSanitizer does not know.
@@ -132,6 +148,8 @@ class Call {
   // Not thread-safe: of whoever moves the call on.
   CallData& data() { return data_; }
 
+  // What a call is told that is not accepted any more; counted.
+  absl::Status Refusal();
   // Prepares the work, or says why not. Not to be called twice.
   absl::StatusOr<Work> PrepareWork(const Prepare& prepare);
   // All of a request is here, that began to come when the call did: from now on it waits.
@@ -144,6 +162,13 @@ class Call {
   virtual void OnComputed(const absl::Status& status,
                           const google::protobuf::Message& response) = 0;
 
+  // Ends the call where it stands: what it writes is not sent any more, and its caller hears code
+  // and message of `why`, unless it was answered. Whoever holds the call may do so, also after it,
+  // when its context is gone. REQUIRES: no lock is held, as gRPC may call back from here.
+  void Abort(const absl::Status& why) const;
+  // The last of a call: gRPC is done with it.
+  void Leave();
+
   // Why a call ends that gRPC calls cancelled: it reports a passed deadline as that too.
   absl::Status WhyCancelled() const;
   // Why the call is to end, if Stop was called.
@@ -152,11 +177,14 @@ class Call {
   [[nodiscard]] grpc::Status RecordAnswer(const absl::Status& status);
 
  private:
+  std::shared_ptr<core::Job> MakeJob(Work& work);
   void OnJobDone(const Work& work, const absl::Status& status, const core::JobTimes& times);
   void RecordCompletion(const Work& work, const core::JobTimes& times, bool alone);
 
   Calls& calls_;
   grpc::CallbackServerContext* const context_;
+  // Of the context, and counted: it outlives that.
+  const std::unique_ptr<grpc_call, void (*)(grpc_call*)> grpc_call_;
   const Method method_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point arrival_ = start_;

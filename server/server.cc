@@ -33,6 +33,8 @@ constexpr double kPeakTurnSeconds = 1e-3;
 constexpr absl::Duration kShortestPingInterval = absl::Seconds(5);
 constexpr absl::Duration kKeepaliveTime = absl::Minutes(1);
 constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
+// Calls of one connection at a time: a client that wants more waits, or opens another.
+constexpr int kMostStreams = 1000;
 constexpr int kReflectionThreads = 4;
 // How long a call that was on its way when the server ended has to arrive, and to hear that it
 // should go elsewhere.
@@ -171,6 +173,7 @@ void Server::TendConnections(grpc::ServerBuilder& builder) const {
   };
   // A taken port is an error, not a port shared with whoever has it.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
   // A client may ping through a long computation, and while it has no call.
   set(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kShortestPingInterval);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
@@ -211,7 +214,8 @@ void Server::Shutdown(absl::Duration timeout) {
     // Their tiles end, and their callers are told, well within this.
     service_.WaitUntilIdle(Clock::now() + std::chrono::seconds(5));
   }
-  // No call of ours is left, so what this cuts short are health watchers and reflection.
+  // No call of ours is left but refusals on their way, so what this cuts short are health watchers
+  // and reflection.
   grpc_->Shutdown(std::chrono::system_clock::now() + kLastCalls);
   grpc_->Wait();
   // grpc_ stays: gRPC's threads may take ten seconds to end, and a process that exits need not

@@ -81,6 +81,7 @@ class HeadReader {
       Place inner{&place, field};
       if (field != nullptr && field->is_repeated() && field->message_type() != nullptr) {
         inner.index = seen[field->number()]++;
+        if (++repeated_ > kMostRepeated) return TooMany(inner);
       }
       absl::Status status =
           field == nullptr ? Skip(tag, place) : ReadField(tag, *field, inner, out);
@@ -92,6 +93,11 @@ class HeadReader {
   }
 
  private:
+  static absl::Status TooMany(const Place& place) {
+    return core::InvalidField(NameOf(place), absl::StrCat("is one too many: a request may have ",
+                                                          kMostRepeated, " repeated messages"));
+  }
+
   static absl::Status TooLong(const Place& place) {
     return core::OverLimit("max_head_bytes",
                            absl::StrCat(NameOf(place), ": the message has more than ", kLongestHead,
@@ -210,6 +216,7 @@ class HeadReader {
 
   CodedInputStream& in_;
   const bool verify_;
+  int repeated_ = 0;  // messages so far
 };
 
 absl::Status ShortForm(google::protobuf::io::ZeroCopyInputStream& bytes, int length, bool verify,

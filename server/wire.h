@@ -33,13 +33,16 @@
 namespace attendant::server {
 
 // Everything of a message beside its tensors' bytes: the lengths of a million batches fit. Parsed
-// it can take some thirty times as much (many empty parts), before anything is admitted.
+// it takes a few times as much, before anything is admitted.
 inline constexpr int64_t kLongestHead = int64_t{4} << 20;
+// Repeated messages in one message, such as the parts of a MergeRequest. Two bytes can be one, and
+// parsed it takes a hundred.
+inline constexpr int kMostRepeated = 1 << 16;
 
 // Reads all of `bytes` but its tensors' data into `message`, which is empty. Unknown fields are
-// skipped. Returns INVALID_ARGUMENT naming the field where the bytes are no such message,
-// RESOURCE_EXHAUSTED where what is beside the data is longer than kLongestHead.
-// REQUIRES: bytes is valid.
+// skipped. Returns INVALID_ARGUMENT naming the field where the bytes are no such message, or hold
+// more than kMostRepeated repeated ones; RESOURCE_EXHAUSTED where what is beside the data is longer
+// than kLongestHead. REQUIRES: bytes is valid.
 absl::Status ReadHead(grpc::ByteBuffer& bytes, google::protobuf::Message& message);
 
 // Where the bytes of a `data` field of such a message are.

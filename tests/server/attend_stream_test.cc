@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "core/workspace.h"
 #include "tests/server/testing.h"
 
@@ -72,6 +73,14 @@ v1::AttendRequest RandomRequest(const std::vector<int64_t>& shape, uint32_t seed
     auto* const values = reinterpret_cast<float*>(tensor->mutable_data()->data());
     std::generate_n(values, tensor->data().size() / sizeof(float), [&] { return uniform(rng); });
   }
+  return request;
+}
+
+// With an output of 128 KiB a head, all of it 3.
+v1::AttendRequest LargeAnswerRequest(int64_t heads) {
+  v1::AttendRequest request = RandomRequest({1, heads, 2, 1}, 3);
+  SetTensor(v1::DATA_TYPE_FLOAT32, {1, heads, 2, 16384},
+            std::vector<float>(static_cast<size_t>(heads) * 2 * 16384, 3), request.mutable_value());
   return request;
 }
 
@@ -185,9 +194,7 @@ TEST_F(AttendStreamTest, AnswersAsAttendDoesWhateverTheOrderOfThePieces) {
 
 TEST_F(AttendStreamTest, AnswersLargerThanAMessageComeInPieces) {
   // 4.5 MiB of output, where a message may have 1 MiB.
-  v1::AttendRequest request = RandomRequest({1, 36, 2, 16}, 3);
-  SetTensor(v1::DATA_TYPE_FLOAT32, {1, 36, 2, 16384}, std::vector<float>(36 * 2 * 16384, 3),
-            request.mutable_value());
+  const v1::AttendRequest request = LargeAnswerRequest(36);
   auto messages = PiecesOf(request, kLongestPiece);
   messages.insert(messages.begin(), HeaderOf(request));
   grpc::ClientContext context;
@@ -325,11 +332,60 @@ TEST_F(AttendStreamTest, StoppedUploadsAreToldToRetry) {
   EXPECT_TRUE(IsIdle());
 }
 
+TEST_F(AttendStreamTest, WhenNoMoreAreAcceptedAStreamOfWhichNothingCameEnds) {
+  const v1::AttendRequest request = RandomRequest({1, 1, 64, 16}, 11);
+  grpc::ClientContext silent_context;
+  grpc::ClientContext begun_context;
+  SetTestDeadline(silent_context);
+  SetTestDeadline(begun_context);
+  const auto silent = stub_->AttendStream(&silent_context);
+  const auto begun = stub_->AttendStream(&begun_context);
+  ASSERT_TRUE(begun->Write(HeaderOf(request)));
+  const auto both_are_here = [&] {
+    return core::Workspace::Process().current_bytes() > 0 &&
+           absl::StrContains(metrics_.Text(), "attendant_inflight_requests 2");
+  };
+  while (!both_are_here()) std::this_thread::yield();
+  service_.StopAccepting();
+  const grpc::Status status = silent->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+  EXPECT_TRUE(DetailOf<google::rpc::RetryInfo>(status).has_retry_delay());
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_shed_total{reason=\"draining\"} 1"));
+  EXPECT_FALSE(service_.WaitUntilIdle(std::chrono::steady_clock::now()));
+  v1::AttendResponse response;
+  EXPECT_TRUE(Send(*begun, PiecesOf(request, 1000), &response).ok());
+  EXPECT_TRUE(IsIdle());
+}
+
+TEST_F(AttendStreamTest, StreamsThatAreStoppedWhileTheyWriteEndOnce) {
+  const v1::AttendRequest request = LargeAnswerRequest(36);
+  auto messages = PiecesOf(request, kLongestPiece);
+  messages.insert(messages.begin(), HeaderOf(request));
+  constexpr int kStreams = 30;
+  for (int i = 0; i < kStreams; ++i) {
+    grpc::ClientContext context;
+    SetTestDeadline(context);
+    const auto stream = stub_->AttendStream(&context);
+    for (const auto& message : messages) ASSERT_TRUE(stream->Write(message));
+    stream->WritesDone();
+    v1::AttendStreamResponse message;
+    ASSERT_TRUE(stream->Read(&message));
+    std::thread stopper([&] { service_.StopRunning(); });
+    while (stream->Read(&message)) {
+    }
+    stopper.join();
+    const grpc::Status status = stream->Finish();
+    EXPECT_THAT(status.error_code(),
+                testing::AnyOf(grpc::StatusCode::OK, grpc::StatusCode::UNAVAILABLE))
+        << status.error_message();
+  }
+  EXPECT_TRUE(IsIdle());
+  EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_inflight_requests 0"));
+}
+
 TEST_F(AttendStreamTest, ASlowReaderHoldsItsOwnCallOnly) {
   // 18 MiB of output: more than the transport takes from a server whose client does not read.
-  v1::AttendRequest request = RandomRequest({1, 144, 2, 1}, 8);
-  SetTensor(v1::DATA_TYPE_FLOAT32, {1, 144, 2, 16384}, std::vector<float>(144 * 2 * 16384, 1),
-            request.mutable_value());
+  const v1::AttendRequest request = LargeAnswerRequest(144);
   grpc::ClientContext context;
   SetTestDeadline(context);
   const auto stream = stub_->AttendStream(&context);
@@ -382,9 +438,7 @@ TEST_F(IdleStreamTest, AnUploadThatStopsIsEnded) {
 }
 
 TEST_F(IdleStreamTest, AReaderThatStopsIsEnded) {
-  v1::AttendRequest request = RandomRequest({1, 144, 2, 1}, 10);
-  SetTensor(v1::DATA_TYPE_FLOAT32, {1, 144, 2, 16384}, std::vector<float>(144 * 2 * 16384, 1),
-            request.mutable_value());
+  const v1::AttendRequest request = LargeAnswerRequest(144);
   grpc::ClientContext context;
   SetTestDeadline(context);
   const auto stream = stub_->AttendStream(&context);
@@ -396,8 +450,11 @@ TEST_F(IdleStreamTest, AReaderThatStopsIsEnded) {
   EXPECT_TRUE(IsIdle());
   EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_requests_total{code=\"DEADLINE_EXCEEDED\","
                                          "method=\"AttendStream\",path=\"chunked\"} 1"));
+  // The code alone reaches a caller who is still to read what came before.
   v1::AttendResponse response;
-  EXPECT_FALSE(ReadAll(*stream, &response).ok());
+  const grpc::Status status = ReadAll(*stream, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << status.error_message();
+  EXPECT_TRUE(status.error_details().empty());
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <future>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "tests/server/testing.h"
 #include "tests/temp_dir.h"
@@ -159,6 +160,23 @@ TEST(ServerTest, ShutdownFinishesWhatRunsAndDoesNotWaitForWatchers) {
   while (watch->Read(&seen)) {
   }
   EXPECT_FALSE(watch->Finish().ok());
+}
+
+TEST(ServerTest, ShutdownDoesNotWaitForStreamsOfWhichNothingCame) {
+  const auto server = StartServer();
+  ASSERT_NE(server, nullptr);
+  const auto stub = v1::Attention::NewStub(ChannelTo(*server));
+  grpc::ClientContext context;
+  SetTestDeadline(context);
+  const auto stream = stub->AttendStream(&context);
+  while (!absl::StrContains(server->metrics_text(), "attendant_inflight_requests 1")) {
+    std::this_thread::yield();
+  }
+  // Longer than a test may take.
+  server->Shutdown(absl::Minutes(10));
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(status.error_message(), HasSubstr("the server is shutting down"));
 }
 
 TEST(ServerTest, ShutdownCancelsWhatOutlivesTheTimeout) {

@@ -309,5 +309,18 @@ TEST(WireTest, WhatIsBesideTheDataIsBounded) {
   EXPECT_TRUE(Read(bytes, message).ok());
 }
 
+TEST(WireTest, RepeatedMessagesAreBounded) {
+  v1::MergeRequest request;
+  for (int i = 0; i < kMostRepeated; ++i) request.add_parts();
+  v1::MergeRequest message;
+  EXPECT_EQ(Read(request.SerializeAsString(), message), absl::OkStatus());
+  EXPECT_EQ(message.parts_size(), kMostRepeated);
+  request.add_parts();
+  const absl::Status status = Read(request.SerializeAsString(), message);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(FieldIn(status), "parts[65536]");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("65536 repeated messages"));
+}
+
 }  // namespace
 }  // namespace attendant::server
