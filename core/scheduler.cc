@@ -35,11 +35,15 @@ constexpr double kEvenSeconds = 1e-3;
 // is a small part of.
 constexpr auto kSlice = std::chrono::microseconds(200);
 
+// Who would wait in vain hears of it at once: from this part of max_queue_wait on. How long a place
+// takes varies by a tenth or two from one eight to the next, and an accepted job is to be computed.
+constexpr double kInTime = 0.8;
+
 constexpr double kLeastRetrySeconds = 0.01;
 constexpr double kMostRetrySeconds = 30;
-// Of what a place's time has been so far, in what it is taken to be. Eight places are what all
-// max_running jobs leave.
-constexpr double kNewest = 1.0 / 8;
+// Places whose time is averaged: jobs that started together end together, so that a few times
+// max_running of them tell how quickly the queue moves, and fewer do not.
+constexpr int64_t kAveraged = 64;
 
 double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
@@ -169,16 +173,10 @@ int Scheduler::running() const {
 
 Clock::duration Scheduler::RetryDelay() const {
   MutexLock lock(mutex_);
-  double seconds = static_cast<double>(waiting_short_.size()) * kShortSeconds;
-  if (seconds_a_place_ > 0) {
-    seconds += static_cast<double>(waiting_.size() + 1) * seconds_a_place_;
-  } else {
-    for (const JobList* jobs : {&waiting_, &started_}) {
-      for (const auto& job : *jobs) seconds += job->expected_seconds_;
-    }
+  double seconds = static_cast<double>(waiting_short_.size()) * kShortSeconds + SecondsToTurn();
+  if (seconds_a_place_ == 0) {
+    for (const auto& job : started_) seconds += job->expected_seconds_;
   }
-  // Where long jobs run, the past tells little.
-  seconds = std::max(seconds, SecondsToFreePlace());
   return std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(std::clamp(seconds, kLeastRetrySeconds, kMostRetrySeconds)));
 }
@@ -195,6 +193,18 @@ double Scheduler::SecondsToFreePlace() const {
     first = std::min(first, long_places_ * job->expected_seconds_ - since);
   }
   return std::isfinite(first) ? std::max(first, 0.0) : 0;
+}
+
+double Scheduler::SecondsOfTurn(const Job& job) const {
+  if (seconds_a_place_ == 0) return job.expected_seconds_;
+  if (expected_a_place_ == 0 || job.expected_seconds_ <= 0) return seconds_a_place_;
+  return job.expected_seconds_ * seconds_a_place_ / expected_a_place_;
+}
+
+double Scheduler::SecondsToTurn() const {
+  double seconds = std::max(SecondsToFreePlace(), seconds_a_place_);
+  for (const auto& job : waiting_) seconds += SecondsOfTurn(*job);
+  return seconds;
 }
 
 void Scheduler::Work(int worker) {
@@ -335,6 +345,23 @@ bool Scheduler::IsShort(const Job& job) {
                      [](const Stage& stage) { return stage.tiles == 0; });
 }
 
+absl::Status Scheduler::CheckQueue(bool is_short) const {
+  const auto queue = static_cast<int>(waiting_.size() + waiting_short_.size());
+  if (queue >= options_.max_queue) {
+    return OverLimit(kMaxQueue,
+                     absl::StrCat(long_places_ + short_places_, " calls run and ", queue,
+                                  " wait already, at most ", options_.max_queue, " may wait"));
+  }
+  // Short jobs are through before their wait is of any length.
+  if (is_short || waiting_.empty()) return absl::OkStatus();
+  const double expected = SecondsToTurn();
+  if (expected < kInTime * Seconds(options_.max_queue_wait)) return absl::OkStatus();
+  return OverLimit(kMaxQueueWait,
+                   absl::StrCat("the call would wait about ", std::llround(expected * 1000),
+                                " ms for its turn behind the ", queue, " that wait; at most ",
+                                Milliseconds(options_.max_queue_wait), " ms are allowed"));
+}
+
 absl::Status Scheduler::Add(JobList& node) {
   Job& job = *node.front();
   job.position_ = node.begin();
@@ -346,12 +373,7 @@ absl::Status Scheduler::Add(JobList& node) {
   } else if (free && waiting.empty()) {
     Start(node, job, is_short ? Job::Place::kShort : Job::Place::kLong);
   } else {
-    const auto queue = static_cast<int>(waiting_.size() + waiting_short_.size());
-    if (queue >= options_.max_queue) {
-      return OverLimit("max_queue",
-                       absl::StrCat(long_places_ + short_places_, " calls run and ", queue,
-                                    " wait already, at most ", options_.max_queue, " may wait"));
-    }
+    if (absl::Status status = CheckQueue(is_short); !status.ok()) return status;
     waiting.splice(waiting.end(), node);
     NoteExpiry(job);
     // A thread that sleeps does not know yet how long it may.
@@ -382,7 +404,9 @@ void Scheduler::LeavePlace(Job& job) {
     const Clock::time_point now = Clock::now();
     const double seconds = std::max(Seconds(now - place_left_), 1e-9);
     place_left_ = now;
-    seconds_a_place_ += (seconds - seconds_a_place_) * (seconds_a_place_ > 0 ? kNewest : 1);
+    const double weight = 1.0 / static_cast<double>(std::min(++places_left_, kAveraged));
+    seconds_a_place_ += (seconds - seconds_a_place_) * weight;
+    expected_a_place_ += (job.expected_seconds_ - expected_a_place_) * weight;
   }
   StartWaiting();
 }
@@ -419,7 +443,7 @@ void Scheduler::EndExpired(JobList& waiting) {
     job.StopIfLate();
     if (!job.stopped() && now - job.times_.submitted >= options_.max_queue_wait) {
       job.Stop(
-          OverLimit("max_queue_wait",
+          OverLimit(kMaxQueueWait,
                     absl::StrCat("the call has waited ", Milliseconds(now - job.times_.submitted),
                                  " ms for its turn, at most ",
                                  Milliseconds(options_.max_queue_wait), " ms are allowed")));

@@ -43,6 +43,9 @@ class Scheduler {
   static constexpr double kShortSeconds = 1e-3;
   // Short jobs that run at a time. Together they take what a few tiles of a long one do.
   static constexpr int kMostShort = 16;
+  // What its limits are called where one is over.
+  static constexpr char kMaxQueue[] = "max_queue";
+  static constexpr char kMaxQueueWait[] = "max_queue_wait";
 
   explicit Scheduler(const SchedulerOptions& options);
   // Without bounds: every job runs at once. REQUIRES: threads > 0.
@@ -52,7 +55,8 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
-  // Returns OverLimit "max_queue" where too many jobs wait, and RESOURCE_EXHAUSTED where the
+  // Returns OverLimit "max_queue" where too many jobs wait, OverLimit "max_queue_wait" where so
+  // much waits that this one's turn would come too late, and RESOURCE_EXHAUSTED where the
   // machine has no memory for one more: then `done` is not called. A job that has waited longer
   // than max_queue_wait ends with OverLimit "max_queue_wait", one whose deadline passes with
   // DEADLINE_EXCEEDED, one that is stopped with that; no tile of it was started.
@@ -106,6 +110,13 @@ class Scheduler {
   static bool IsShort(const Job& job);
   // By what is expected of the jobs that run; 0 where a place is free.
   double SecondsToFreePlace() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // How much later the next place is left because of a job that waits before.
+  double SecondsOfTurn(const Job& job) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Until a job that comes now has its turn, by how quickly jobs went of late, and by what is
+  // expected of those that are here.
+  double SecondsToTurn() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether one more job may wait.
+  absl::Status CheckQueue(bool is_short) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // node: a list of the job alone, which goes to where it belongs.
   absl::Status Add(JobList& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Start(JobList& from, Job& job, Job::Place place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -133,9 +144,12 @@ class Scheduler {
   std::atomic<Clock::time_point> next_expiry_ = Clock::time_point::max();
   // Whether a job was stopped that may wait. Jobs outlive the scheduler.
   const std::shared_ptr<std::atomic<bool>> any_stopped_ = std::make_shared<std::atomic<bool>>();
-  // When a place was last left, or the first one taken; and how long it takes until one is left.
+  // When a place was last left, or the first one taken; and how long it takes until one is left, by
+  // the last ones.
   Clock::time_point place_left_ ABSL_GUARDED_BY(mutex_);
-  double seconds_a_place_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: not known yet
+  int64_t places_left_ ABSL_GUARDED_BY(mutex_) = 0;
+  double seconds_a_place_ ABSL_GUARDED_BY(mutex_) = 0;   // 0: not known yet
+  double expected_a_place_ ABSL_GUARDED_BY(mutex_) = 0;  // of the same jobs; 0: of none
   bool shutdown_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };

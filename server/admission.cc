@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/checked_math.h"
 #include "core/errors.h"
+#include "core/scheduler.h"
 #include "server/status.h"
 
 namespace attendant::server {
@@ -13,9 +14,6 @@ namespace {
 
 constexpr char kMemoryBudget[] = "memory_budget";
 constexpr char kMachineMemory[] = "machine_memory";
-// As the scheduler names them.
-constexpr char kMaxQueue[] = "max_queue";
-constexpr char kMaxQueueWait[] = "max_queue_wait";
 
 std::string Sum(const Need& need) {
   return absl::StrCat("the call needs ", need.total_bytes(), " bytes (request ", need.request_bytes,
@@ -80,7 +78,9 @@ absl::Status Admission::Explain(absl::Status status) const {
     // Neither a limit of ours nor the caller's doing: the machine had no more for the moment.
     return WithRetryDelay(core::OverLimit(kMachineMemory, status.message()), retry_delay_());
   }
-  if (*limit != kMaxQueue && *limit != kMaxQueueWait) return status;
+  if (*limit != core::Scheduler::kMaxQueue && *limit != core::Scheduler::kMaxQueueWait) {
+    return status;
+  }
   return WithRetryDelay(std::move(status), retry_delay_());
 }
 
@@ -92,8 +92,8 @@ void Admission::GiveBack(int64_t bytes) {
 std::optional<ShedReason> ShedReasonOf(const absl::Status& status) {
   if (!absl::IsResourceExhausted(status)) return std::nullopt;
   const auto limit = core::LimitOf(status);
-  if (limit == kMaxQueue) return ShedReason::kQueueFull;
-  if (limit == kMaxQueueWait) return ShedReason::kQueueWait;
+  if (limit == core::Scheduler::kMaxQueue) return ShedReason::kQueueFull;
+  if (limit == core::Scheduler::kMaxQueueWait) return ShedReason::kQueueWait;
   return RetryDelayOf(status).has_value() ? ShedReason::kMemory : ShedReason::kNeverFits;
 }
 

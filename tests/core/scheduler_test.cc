@@ -889,6 +889,42 @@ TEST(SchedulerQueueTest, AThreadThatSleepsEndsWhatHasWaitedTooLong) {
   EXPECT_EQ(held.Wait(), absl::OkStatus());
 }
 
+TEST(SchedulerQueueTest, WhoWouldWaitInVainHearsOfItAtOnce) {
+  // Half of it passes.
+  constexpr auto kWait = std::chrono::seconds(6);
+  std::latch first_release(1), second_entered(1), second_release(1);
+  Completion first, second, third, refused, small;
+  SchedulerOptions options = Narrow(1, 8);
+  options.max_queue_wait = kWait;
+  Scheduler scheduler(options);
+  const auto held = [](std::latch* entered, std::latch& release) {
+    return Stage{"held", 1, [entered, &release](const TileContext&) {
+                   if (entered != nullptr) entered->count_down();
+                   release.wait();
+                   return absl::OkStatus();
+                 }};
+  };
+  Submit(scheduler, JobOf({held(nullptr, first_release)}, first));
+  Submit(scheduler, JobOf({held(&second_entered, second_release)}, second));
+  Submit(scheduler, JobOf({{"one", 1, NoWork}}, third));
+  // Nothing is known of how long a place takes: both may wait. Then it is half of what may be
+  // waited.
+  std::this_thread::sleep_until(Clock::now() + kWait / 2);
+  first_release.count_down();
+  EXPECT_EQ(first.Wait(), absl::OkStatus());
+  second_entered.wait();
+  const absl::Status status = scheduler.Submit(JobOf({{"one", 1, NoWork}}, refused));
+  EXPECT_EQ(LimitOf(status), "max_queue_wait");
+  EXPECT_THAT(std::string(status.message()),
+              testing::ContainsRegex("would wait about [0-9]+ ms for its turn behind the 1 "
+                                     "that wait; at most 6000 ms are allowed"));
+  Submit(scheduler, ShortJobOf({{"one", 1, NoWork}}, small));
+  second_release.count_down();
+  EXPECT_EQ(third.Wait(), absl::OkStatus());
+  EXPECT_EQ(small.Wait(), absl::OkStatus());
+  EXPECT_EQ(refused.calls(), 0);
+}
+
 TEST(SchedulerQueueTest, AJobWhoseDeadlinePassesInTheQueueIsNeverComputed) {
   std::atomic<int> tiles = 0;
   Completion endless, late, in_time;
