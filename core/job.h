@@ -51,6 +51,11 @@ struct JobTimes {
 // Thread-safe.
 class Job {
  public:
+  using Clock = std::chrono::steady_clock;
+
+  // The limit that a job meets which computes for too long, as OverLimit names it.
+  static constexpr char kMaxComputeTime[] = "max_compute_time";
+
   // done: called exactly once for a job that Submit took, on a compute thread, with no lock held,
   // when no tile is running any more; OK, or the first error or reason to stop. It must not wait
   // for anything: it occupies the thread.
@@ -62,6 +67,10 @@ class Job {
   // From then on no tile is started: the job ends with DEADLINE_EXCEEDED. REQUIRES: not submitted
   // yet.
   void set_deadline(std::chrono::system_clock::time_point deadline) { deadline_ = deadline; }
+
+  // So long after its first tile the job ends with OverLimit kMaxComputeTime, whoever it shared the
+  // threads with. REQUIRES: not submitted yet.
+  void set_max_compute_time(Clock::duration most) { max_compute_time_ = most; }
 
   // Compute that the job will take when it has all threads; 0, as at first, where nobody knows.
   // REQUIRES: not submitted yet.
@@ -82,11 +91,8 @@ class Job {
   // Which of the scheduler's places the job occupies.
   enum class Place : uint8_t { kNone, kLong, kShort };
 
-  void StopIfLate() {
-    if (deadline_ != kNoDeadline && std::chrono::system_clock::now() >= deadline_) {
-      Stop(absl::DeadlineExceededError("the deadline passed before the job was complete"));
-    }
-  }
+  // Where the deadline has passed, or it has computed for too long.
+  void StopIfLate();
   bool stopped() const { return stopped_.load(std::memory_order_acquire); }
   absl::Status why() {
     MutexLock lock(mutex_);
@@ -101,6 +107,7 @@ class Job {
   static constexpr auto kNoDeadline = std::chrono::system_clock::time_point::max();
 
   std::chrono::system_clock::time_point deadline_ = kNoDeadline;
+  Clock::duration max_compute_time_ = Clock::duration::max();
   double expected_seconds_ = 0;
   std::atomic<bool> stopped_ = false;
   Mutex mutex_;

@@ -105,7 +105,8 @@ AttentionService::AttentionService(const Limits& limits, core::Scheduler& schedu
                                    Metrics& metrics)
     : limits_(limits),
       scheduler_(scheduler),
-      calls_(scheduler, metrics, limits.memory_budget_bytes, limits.on_engine_fault) {}
+      calls_(scheduler, metrics, {limits.memory_budget_bytes, limits.max_compute_time},
+             limits.on_engine_fault) {}
 
 template <typename Request, typename Plan>
 grpc::ServerUnaryReactor* AttentionService::Run(const Arrived& arrived, const Plan& plan) {
@@ -149,7 +150,7 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
       [this](const v1::AttendRequest& message, CallData& data) -> absl::StatusOr<Work> {
         const auto problem = ProblemOf(message);
         if (!problem.ok()) return problem.status();
-        absl::Status admitted = Admit(NeedOf(*problem), data);
+        absl::Status admitted = Admit(*problem, data);
         if (!admitted.ok()) return admitted;
         return PlanAttend(*problem, message, data);
       });
@@ -226,6 +227,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::A
       [this](const v1::AttendRequest& header, CallData& data) -> absl::StatusOr<Work> {
         const auto problem = ProblemOf(header, DataIs::kSentApart);
         if (!problem.ok()) return problem.status();
+        if (absl::Status status = CheckTime(*problem); !status.ok()) return status;
         absl::Status reserved = Reserve(NeedOf(*problem), data);
         if (!reserved.ok()) return reserved;
         return PlanAttend(*problem, header, data);
@@ -253,7 +255,7 @@ absl::StatusOr<Work> AttentionService::PlanAttend(const core::Problem& problem,
 absl::StatusOr<Work> AttentionService::PlanHead(const v1::HeadRequest& request, CallData& data) {
   const auto problem = ProblemOf(request);
   if (!problem.ok()) return problem.status();
-  absl::Status admitted = Admit(NeedOf(*problem), data);
+  absl::Status admitted = Admit(*problem, data);
   if (!admitted.ok()) return admitted;
   Work work =
       WorkOf<v1::HeadResponse>(problem->attend, limits_.kernel, core::ProductFlops(*problem));
@@ -273,7 +275,7 @@ absl::StatusOr<Work> AttentionService::PlanBackward(const v1::BackwardRequest& r
                                                     CallData& data) {
   const auto problem = ProblemOf(request);
   if (!problem.ok()) return problem.status();
-  absl::Status admitted = Admit(NeedOf(*problem), data);
+  absl::Status admitted = Admit(*problem, data);
   if (!admitted.ok()) return admitted;
   core::Resources resources = ResourcesOf(data);
   resources.kernel = core::Kernel::kFused;
@@ -374,6 +376,29 @@ absl::Status AttentionService::CheckMessage(const grpc::ByteBuffer& message) con
   return core::OverLimit("max_message_bytes",
                          absl::StrCat("the request has ", bytes, " bytes, at most ",
                                       limits_.max_message_bytes, " fit a message"));
+}
+
+template <typename Problem>
+absl::Status AttentionService::CheckTime(Problem problem) {
+  // The products of keys that a mask hides are not computed: what each pair takes is left.
+  if (core::Problem& p = AttentionIn(problem); p.mask.has_value()) p.width = p.value_width = 0;
+  const core::PathFactors factors = calls_.speed_correction().factors();
+  const bool is_explicit = AttentionIn(problem).path == core::Path::kExplicit;
+  const double expected = core::SecondsOf(problem, limits_.speed) *
+                          (is_explicit ? factors.explicit_path : factors.chunked_path);
+  const double most = std::chrono::duration<double>(limits_.max_compute_time).count();
+  if (expected <= 2 * most) return absl::OkStatus();
+  return core::OverLimit(core::Job::kMaxComputeTime,
+                         absl::StrCat("the call is expected to compute for ", expected,
+                                      " s when it has all threads, at most ", most,
+                                      " s are allowed; ask for fewer batches, heads or tokens at "
+                                      "once"));
+}
+
+template <typename Problem>
+absl::Status AttentionService::Admit(const Problem& problem, CallData& data) {
+  if (absl::Status status = CheckTime(problem); !status.ok()) return status;
+  return Admit(NeedOf(problem), data);
 }
 
 absl::Status AttentionService::Admit(const Need& need, CallData& data) {

@@ -40,6 +40,9 @@ class AttentionService final : public RawService {
   struct Limits {
     int64_t max_message_bytes = 0;
     int64_t memory_budget_bytes = INT64_MAX;  // of all calls together
+    // Of a call, from its first tile on.
+    std::chrono::steady_clock::duration max_compute_time =
+        std::chrono::steady_clock::duration::max();
     // For Info to tell; the scheduler keeps them.
     int max_running = 0;
     int max_queue = 0;
@@ -114,8 +117,15 @@ class AttentionService final : public RawService {
   // first, and its refusal would neither be counted nor tell the caller not to try again.
   absl::Status CheckMessage(const grpc::ByteBuffer& message) const;
 
+  // What a problem is expected to take, against what a call may: refused where it is more than
+  // twice as long, as expectations are right to a factor of two. Where nobody knows it is admitted.
+  template <typename Problem>
+  absl::Status CheckTime(Problem problem);
+
   // What a problem needs, against what a call may have: the one place where a call is admitted,
   // before a byte of its tensors is copied.
+  template <typename Problem>
+  absl::Status Admit(const Problem& problem, CallData& data);
   absl::Status Admit(const Need& need, CallData& data);
   // The part of that which is about all calls together: for a stream, whose response is no message.
   absl::Status Reserve(const Need& need, CallData& data);

@@ -22,13 +22,14 @@ double Seconds(Clock::duration duration) { return std::chrono::duration<double>(
 
 }  // namespace
 
-Calls::Calls(core::Scheduler& scheduler, Metrics& metrics, int64_t memory_budget,
+Calls::Calls(core::Scheduler& scheduler, Metrics& metrics, const Limits& limits,
              OnEngineFault on_engine_fault)
     : scheduler_(scheduler),
       metrics_(metrics),
       admission_(
-          memory_budget, [&scheduler] { return absl::FromChrono(scheduler.RetryDelay()); },
-          metrics),
+          limits.memory_budget_bytes,
+          [&scheduler] { return absl::FromChrono(scheduler.RetryDelay()); }, metrics),
+      max_compute_time_(limits.max_compute_time),
       on_engine_fault_(std::move(on_engine_fault)) {}
 
 void Calls::Add(std::shared_ptr<Call> call) {
@@ -144,6 +145,7 @@ std::shared_ptr<core::Job> Call::MakeJob(Work& work) {
         OnJobDone(work, status, times);
       });
   job->set_deadline(context_->deadline());
+  job->set_max_compute_time(calls_.max_compute_time());
   job->set_expected_seconds(work.expected_seconds);
   return job;
 }
@@ -180,7 +182,8 @@ void Call::OnJobDone(const Work& work, const absl::Status& status, const core::J
     if (work.stats != nullptr) RecordCompletion(work, times, alone);
   } else if (absl::IsInternal(status)) {
     calls_.ReportEngineFault(status);
-  } else if (!absl::IsResourceExhausted(status)) {
+  } else if (!absl::IsResourceExhausted(status) ||
+             core::LimitOf(status) == core::Job::kMaxComputeTime) {
     const bool started = times.first_tile != Clock::time_point();
     calls_.metrics().JobCancelled(started ? CancelStage::kCompute : CancelStage::kQueue);
   }

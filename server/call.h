@@ -70,8 +70,13 @@ using OnEngineFault = std::function<void(const absl::Status&)>;
 // The calls in flight, and what they share. Thread-safe.
 class Calls {
  public:
+  struct Limits {
+    int64_t memory_budget_bytes = 0;  // of all calls together
+    std::chrono::steady_clock::duration max_compute_time;
+  };
+
   // scheduler and metrics must outlive it, and it every call. on_engine_fault: or null.
-  Calls(core::Scheduler& scheduler, Metrics& metrics, int64_t memory_budget,
+  Calls(core::Scheduler& scheduler, Metrics& metrics, const Limits& limits,
         OnEngineFault on_engine_fault);
 
   core::Scheduler& scheduler() { return scheduler_; }
@@ -80,6 +85,7 @@ class Calls {
   void ReportEngineFault(const absl::Status& status) const {
     if (on_engine_fault_ != nullptr) on_engine_fault_(status);
   }
+  std::chrono::steady_clock::duration max_compute_time() const { return max_compute_time_; }
   core::SpeedCorrection& speed_correction() { return speed_correction_; }
 
   // From then on it is in flight, until Remove.
@@ -110,6 +116,7 @@ class Calls {
   core::Scheduler& scheduler_;
   Metrics& metrics_;
   Admission admission_;
+  const std::chrono::steady_clock::duration max_compute_time_;
   const OnEngineFault on_engine_fault_;
   core::SpeedCorrection speed_correction_;
   core::Mutex mutex_;

@@ -307,6 +307,9 @@ void AddLimits(CLI::App& app, Config& config) {
            "Calls that wait for that; more are refused");
   AddDuration(app, "--max_queue_wait", config.max_queue_wait,
               "How long a call may wait before it is refused. 0s: not at all");
+  AddDuration(app, "--max_compute_time", config.max_compute_time,
+              "How long a call may compute before it is stopped, counted from when it starts;\n"
+              "what is expected to take twice as long is refused. 0s: as long as it takes");
   AddSize(app, "--memory_budget", config.memory_budget,
           "What all calls together may hold: requests, workspace and responses; auto: half of the\n"
           "memory that is ours by machine and cgroup");

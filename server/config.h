@@ -23,6 +23,7 @@ struct Config {
   int max_running = 8;                         // jobs that share the compute threads
   int max_queue = 256;                         // jobs that wait for that
   absl::Duration max_queue_wait = absl::Seconds(10);
+  absl::Duration max_compute_time = absl::Hours(1);  // of a job, from its first tile; 0: any
   int64_t memory_budget = 0;      // bytes of all calls together; 0: by what memory is ours
   int64_t max_message_bytes = 0;  // 0: by what memory is ours
   absl::Duration max_connection_age = absl::ZeroDuration();  // 0: connections stay

@@ -221,8 +221,8 @@ class Metrics::Series {
       prometheus::BuildCounter()
           .Name("attendant_cancelled_total")
           .Help(
-              "Jobs stopped by their caller, their deadline or a shutdown, by how far they had "
-              "come.")
+              "Jobs stopped by their caller, their deadline, the time they may compute or a "
+              "shutdown, by how far they had come.")
           .Register(*registry);
   prometheus::Family<prometheus::Counter>& shed_family_ =
       prometheus::BuildCounter()

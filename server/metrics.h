@@ -41,7 +41,7 @@ constexpr PathLabel LabelOf(core::Path path) {
 enum class CancelStage { kReceive, kQueue, kCompute, kSend };
 
 // Why a call was turned away. kMemory: there is none now; kNeverFits: the call is too large for
-// this server however idle.
+// this server, or computes for too long, however idle it is.
 enum class ShedReason { kDraining, kMemory, kQueueFull, kQueueWait, kNeverFits };
 
 // What a completed job took.

@@ -67,6 +67,12 @@ core::Speed MeasureSpeed(const Config& config, core::Scheduler& scheduler) {
   return config.measure_peak ? core::MeasureSpeed(scheduler, config.kernel) : core::Speed();
 }
 
+std::chrono::nanoseconds MaxComputeTime(const Config& config) {
+  return config.max_compute_time > absl::ZeroDuration()
+             ? absl::ToChronoNanoseconds(config.max_compute_time)
+             : std::chrono::nanoseconds::max();
+}
+
 }  // namespace
 
 Server::Server(const Config& config, const Sizes& sizes, int threads)
@@ -81,6 +87,7 @@ Server::Server(const Config& config, const Sizes& sizes, int threads)
       upkeep_(DutiesOfUpkeep()),
       service_({.max_message_bytes = sizes.max_message_bytes,
                 .memory_budget_bytes = sizes.memory_budget,
+                .max_compute_time = MaxComputeTime(config),
                 .max_running = config.max_running,
                 .max_queue = config.max_queue,
                 .peak = MeasurePeak(config, scheduler_, metrics_),

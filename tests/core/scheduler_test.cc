@@ -23,8 +23,10 @@
 namespace attendant::core {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kEndless = int64_t{1} << 60;  // tiles that only a stop ends
@@ -1191,6 +1193,39 @@ TEST(SchedulerShareTest, ATileLearnsOfItsDeadlineAndEndsWhatWaits) {
   Submit(scheduler, JobOf({{"one", 1, NoWork}}, waiting));
   EXPECT_EQ(LimitOf(waiting.Wait()), "max_queue_wait");
   EXPECT_EQ(running.Wait().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST(SchedulerTest, AJobThatComputesForTooLongEndsInsideOfATileOrBetweenTwo) {
+  Scheduler scheduler(1);
+  const Stage one = {"one", 1, [](const TileContext& context) {
+                       while (!context.checkpoint().ToStop()) {
+                       }
+                       return absl::OkStatus();
+                     }};
+  for (const Stage& stage : {one, Stage{"endless", kEndless, NoWork}}) {
+    Completion completion;
+    const auto job = JobOf({stage}, completion);
+    job->set_max_compute_time(std::chrono::milliseconds(1));
+    Submit(scheduler, job);
+    const absl::Status status = completion.Wait();
+    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    EXPECT_EQ(LimitOf(status), "max_compute_time");
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("has computed for 0."), HasSubstr("at most 0.001 s")));
+  }
+}
+
+TEST(SchedulerTest, TimeInTheQueueIsNoTimeOfComputing) {
+  Completion completion;
+  Scheduler scheduler(1);
+  Hold hold(scheduler);
+  const auto job = JobOf({{"one", 1, NoWork}}, completion);
+  job->set_max_compute_time(std::chrono::microseconds(1));
+  Submit(scheduler, job);
+  const auto waited = Clock::now() + std::chrono::microseconds(2);
+  while (Clock::now() < waited) std::this_thread::yield();
+  hold.Release();
+  EXPECT_EQ(completion.Wait(), absl::OkStatus());
 }
 
 TEST(SchedulerTest, ATileWithoutMemoryEndsItsJob) {

@@ -47,6 +47,7 @@ TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
   EXPECT_EQ(parsed.config.max_running, 8);
   EXPECT_EQ(parsed.config.max_queue, 256);
   EXPECT_EQ(parsed.config.max_queue_wait, absl::Seconds(10));
+  EXPECT_EQ(parsed.config.max_compute_time, absl::Hours(1));
   EXPECT_EQ(parsed.config.memory_budget, 0);
   EXPECT_EQ(parsed.config.max_message_bytes, 0);
   EXPECT_EQ(parsed.config.max_connection_age, absl::ZeroDuration());
@@ -60,7 +61,8 @@ TEST(ConfigTest, EveryFlagIsRead) {
       Parse({"--listen=127.0.0.1:1", "--metrics_listen", "[::1]:2", "--compute_threads=3",
              "--max_message_bytes=1MiB", "--drain_delay=250ms", "--drain_timeout=1m30s",
              "--measure_peak=false", "--kernel=onednn", "--max_running=4", "--max_queue=0",
-             "--max_queue_wait=2s", "--memory_budget=2mb", "--max_connection_age=5m"});
+             "--max_queue_wait=2s", "--memory_budget=2mb", "--max_connection_age=5m",
+             "--max_compute_time=90m"});
   ASSERT_FALSE(parsed.exit_code.has_value());
   EXPECT_THAT(parsed.config.listen, ElementsAre("127.0.0.1:1"));
   EXPECT_EQ(parsed.config.metrics_listen, "[::1]:2");
@@ -69,6 +71,7 @@ TEST(ConfigTest, EveryFlagIsRead) {
   EXPECT_EQ(parsed.config.max_running, 4);
   EXPECT_EQ(parsed.config.max_queue, 0);
   EXPECT_EQ(parsed.config.max_queue_wait, absl::Seconds(2));
+  EXPECT_EQ(parsed.config.max_compute_time, absl::Minutes(90));
   EXPECT_EQ(parsed.config.memory_budget, 2 << 20);
   EXPECT_EQ(parsed.config.max_connection_age, absl::Minutes(5));
   EXPECT_EQ(parsed.config.drain_delay, absl::Milliseconds(250));
@@ -161,6 +164,7 @@ INSTANTIATE_TEST_SUITE_P(
                     BadCase{"--config=", "--config: has no value"},
                     BadCase{"--max_queue_wait=ten", "'ten' is no duration"},
                     BadCase{"--max_connection_age=1", "'1' is no duration"},
+                    BadCase{"--max_compute_time=25h", "'25h' is no duration"},
                     BadCase{"--drain_delay=5", "'5' is no duration"},
                     BadCase{"--drain_timeout=-1s", "'-1s' is no duration"},
                     BadCase{"--measure_peak=maybe", "'maybe' is neither"},

@@ -204,6 +204,120 @@ TEST(ServingTest, ADrainingServerSaysWhenToComeAgainButNotToThisOne) {
   EXPECT_TRUE(serving.Shows("attendant_shed_total{reason=\"draining\"} 1"));
 }
 
+// The limit's QuotaFailure, and that no other try helps.
+void ExpectTakesTooLong(const grpc::Status& status, const grpc::ClientContext& context) {
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+  const auto quota = DetailOf<google::rpc::QuotaFailure>(status);
+  ASSERT_EQ(quota.violations_size(), 1) << status.error_message();
+  EXPECT_EQ(quota.violations(0).subject(), "max_compute_time");
+  EXPECT_FALSE(DetailOf<google::rpc::RetryInfo>(status).has_retry_delay());
+  EXPECT_EQ(PushbackOf(context), "-1");
+}
+
+TEST(ServingTest, ACallThatComputesForTooLongIsStoppedAndNotToBeSentAgain) {
+  Serving::Options options = Plain();
+  options.limits.max_compute_time = std::chrono::milliseconds(1);
+  Serving serving(options);
+  PendingAttend call(serving.stub(), SlowRequest());
+  const grpc::Status status = call.Await();
+  ExpectTakesTooLong(status, call.context());
+  EXPECT_THAT(status.error_message(), AllOf(StartsWith("max_compute_time: the call has computed "),
+                                            HasSubstr("at most 0.001 s are allowed")));
+  EXPECT_TRUE(Eventually([&] { return serving.IsIdle(); }));
+  EXPECT_TRUE(serving.Shows("attendant_cancelled_total{stage=\"compute\"} 1"));
+  EXPECT_TRUE(serving.Shows("attendant_shed_total{reason=\"never_fits\"} 1"));
+  EXPECT_TRUE(serving.Shows("attendant_flops_total{path=\"chunked\"} 0"));
+}
+
+// A second for each pair of a query and a key, and for each operation of the products.
+Serving::Options SlowMachine() {
+  Serving::Options options = Plain();
+  for (core::DTypeSpeed& of : options.limits.speed.of) {
+    of.explicit_path = of.chunked_path = {.flop_seconds = 1, .pair_seconds = 1};
+    of.projection_flop_seconds = 1;
+  }
+  return options;
+}
+
+TEST(ServingTest, WhatIsExpectedToTakeTwiceAsLongIsRefusedBeforeItTakesMemory) {
+  // 64 tokens, width 1: 4096 pairs, 4 operations each.
+  constexpr int kSeconds = 5 * 64 * 64;
+  Serving::Options options = SlowMachine();
+  options.limits.max_compute_time = std::chrono::seconds(kSeconds / 2 - 1);
+  Serving serving(options);
+  const v1::AttendRequest request = ConstantRequest({1, 1, 64, 1}, 1);
+  v1::BackwardRequest backward;
+  *backward.mutable_query() = *backward.mutable_key() = request.query();
+  *backward.mutable_value() = *backward.mutable_d_output() = request.query();
+  v1::HeadRequest head;
+  SetTensor(v1::DATA_TYPE_FLOAT32, {64, 1}, std::vector<float>(64), head.mutable_x());
+  for (v1::Tensor* const weight :
+       {head.mutable_w_q(), head.mutable_w_k(), head.mutable_w_v(), head.mutable_w_o()}) {
+    SetTensor<float>(v1::DATA_TYPE_FLOAT32, {1, 1}, {1}, weight);
+  }
+  v1::AttendStreamRequest header;
+  *header.mutable_header() = request;
+  for (v1::Tensor* const tensor :
+       {header.mutable_header()->mutable_query(), header.mutable_header()->mutable_key(),
+        header.mutable_header()->mutable_value()}) {
+    tensor->clear_data();
+  }
+  const auto expect_refusal = [](const auto& call) {
+    grpc::ClientContext context;
+    SetTestDeadline(context);
+    const grpc::Status status = call(&context);
+    ExpectTakesTooLong(status, context);
+    return status.error_message();
+  };
+  v1::AttendResponse response;
+  const int64_t copied = CopiedTensorBytes();
+  const std::string message = expect_refusal([&](grpc::ClientContext* context) {
+    return serving.stub().Attend(context, request, &response);
+  });
+  EXPECT_THAT(message, AllOf(HasSubstr("expected to compute for 20480 s"),
+                             HasSubstr("at most 10239 s are allowed")));
+  expect_refusal([&](grpc::ClientContext* context) {
+    v1::BackwardResponse gradients;
+    return serving.stub().Backward(context, backward, &gradients);
+  });
+  expect_refusal([&](grpc::ClientContext* context) {
+    v1::HeadResponse answer;
+    return serving.stub().Head(context, head, &answer);
+  });
+  expect_refusal([&](grpc::ClientContext* context) {
+    const auto stream = serving.stub().AttendStream(context);
+    stream->Write(header);
+    return stream->Finish();
+  });
+  EXPECT_EQ(CopiedTensorBytes(), copied);
+  EXPECT_TRUE(serving.Shows("attendant_shed_total{reason=\"never_fits\"} 4"));
+  EXPECT_TRUE(serving.Shows("attendant_cancelled_total{stage=\"queue\"} 0"));
+  // A mask may hide keys, whose products are then not computed.
+  v1::AttendRequest masked = request;
+  SetTensor<uint8_t>(v1::DATA_TYPE_BOOL, {1}, {1}, masked.mutable_options()->mutable_mask());
+  EXPECT_TRUE(Attend(serving, masked, &response).ok());
+  EXPECT_TRUE(Attend(serving, ConstantRequest({1, 1, 63, 1}, 1), &response).ok());
+}
+
+TEST(ServingTest, WhatCallsTookIsWhatIsExpectedOfTheNext) {
+  Serving::Options options = SlowMachine();
+  options.limits.max_message_bytes = 64 << 20;
+  const v1::AttendRequest request = ConstantRequest({1, 2, 4096, 32}, 0.5f);
+  constexpr int64_t kSeconds = int64_t{2} * 4096 * 4096 * (1 + 2 * (32 + 32));
+  options.limits.max_compute_time = std::chrono::seconds(kSeconds);
+  Serving serving(options);
+  const v1::AttendRequest longer = ConstantRequest({1, 2, 8192, 32}, 0.5f);
+  {
+    PendingAttend refused(serving.stub(), longer);
+    ExpectTakesTooLong(refused.Await(), refused.context());
+  }
+  // It took far less.
+  v1::AttendResponse response;
+  EXPECT_TRUE(Attend(serving, request, &response).ok());
+  PendingAttend admitted(serving.stub(), longer);
+  serving.AwaitJob(admitted);
+}
+
 // S13, S14: sizes that are no sizes.
 TEST(ServingTest, WrongSizesNameTheirFieldAndBothNumbers) {
   Serving serving(Plain());
