@@ -21,14 +21,39 @@ namespace {
 
 static_assert(MaskGradientTile::kBlock <= kGradientTile);
 
-int64_t Ranges(int64_t length) { return CeilDiv(length, kGradientTile); }
-KeyRange RangeOf(int64_t index, int64_t length) {
-  return {index * kGradientTile, std::min((index + 1) * kGradientTile, length)};
-}
+// Where there are fewer heads than this the ranges are shorter, so that as many tiles can be
+// computed at a time. Shorter than kLeastRange costs more than a thread that waits.
+constexpr int64_t kTilesWanted = 8;
+constexpr int64_t kLeastRange = 192;
+// What the kernel computes at a time, of queries and of keys, divides it on every CPU.
+constexpr int64_t kRangeUnit = 96;
+
+// A head's queries or keys: as even ranges of at most kGradientTile as there can be. The same
+// whatever the batch and the number of threads.
+struct Ranges {
+  Ranges(const Problem& p, int64_t all) : length(all) {
+    const int64_t wanted = CeilDiv(kTilesWanted, std::max<int64_t>(p.kv_heads, 1));
+    const int64_t ranges = std::max({CeilDiv(length, kGradientTile),
+                                     std::min(wanted, CeilDiv(length, kLeastRange)), int64_t{1}});
+    size = std::max<int64_t>(CeilDiv(CeilDiv(length, ranges), kRangeUnit), 1) * kRangeUnit;
+    count = CeilDiv(length, size);
+  }
+  KeyRange operator[](int64_t index) const {
+    return {index * size, std::min((index + 1) * size, length)};
+  }
+
+  int64_t length;
+  int64_t size;
+  int64_t count;
+};
+static_assert(kGradientTile % kRangeUnit == 0);
+
+Ranges KeyRanges(const Problem& p) { return {p, p.keys}; }
+Ranges QueryRanges(const Problem& p) { return {p, p.queries}; }
 
 // Ranges of queries of all heads that share a head of keys.
 int64_t SharedQueryRanges(const Problem& p) {
-  return p.kv_heads == 0 ? 0 : SaturatingProduct({p.heads / p.kv_heads, Ranges(p.queries)});
+  return p.kv_heads == 0 ? 0 : SaturatingProduct({p.heads / p.kv_heads, QueryRanges(p).count});
 }
 int64_t KvHeads(const Problem& p) { return SaturatingProduct({p.batch, p.kv_heads}); }
 
@@ -40,9 +65,9 @@ struct Diagonal {
 
   explicit Diagonal(const Problem& p)
       : ranges(std::max<int64_t>(
-            CeilDiv(std::max(SharedQueryRanges(p), Ranges(p.keys)), kMostStages), 1)),
+            CeilDiv(std::max(SharedQueryRanges(p), KeyRanges(p).count), kMostStages), 1)),
         queries(CeilDiv(SharedQueryRanges(p), ranges)),
-        keys(CeilDiv(Ranges(p.keys), ranges)),
+        keys(CeilDiv(KeyRanges(p).count, ranges)),
         tiles(SaturatingProduct({KvHeads(p), std::min(queries, keys)})) {}
   int64_t stages() const { return tiles == 0 ? 0 : std::max(queries, keys); }
 
@@ -57,9 +82,10 @@ template <typename S>
 int64_t MostTiles(const GradientProblem& g, int threads) {
   const Problem& p = g.attend;
   const int64_t forward = Tiling(p, p.queries, FusedTaskRows<Wide<S>>(p, threads)).tiles();
-  const int64_t keys = SaturatingProduct({KvHeads(p), Ranges(p.keys)});
-  const int64_t sums =
-      kIsHalf<S> ? std::max(keys, Tiling(p, p.queries, kGradientTile).tiles()) : Diagonal(p).tiles;
+  const int64_t keys = SaturatingProduct({KvHeads(p), KeyRanges(p).count});
+  const int64_t sums = kIsHalf<S>
+                           ? std::max(keys, Tiling(p, p.queries, QueryRanges(p).size).tiles())
+                           : Diagonal(p).tiles;
   return std::max({forward, sums, g.return_d_mask ? MaskGradientTile::Tiles(p) : int64_t{0}});
 }
 
@@ -123,10 +149,10 @@ class FusedGradientJob {
 
   // The same of a range of keys and values.
   void ClearKeys(int64_t tile) {
-    const int64_t ranges = Ranges(problem_.keys);
-    const KeyRange keys = RangeOf(tile % ranges, problem_.keys);
-    const int64_t batch = tile / ranges / problem_.kv_heads;
-    const int64_t head = tile / ranges % problem_.kv_heads;
+    const Ranges ranges = KeyRanges(problem_);
+    const KeyRange keys = ranges[tile % ranges.count];
+    const int64_t batch = tile / ranges.count / problem_.kv_heads;
+    const int64_t head = tile / ranges.count % problem_.kv_heads;
     ClearRows(OfKeys(tensors_.d_key, batch, head, keys));
     ClearRows(OfKeys(tensors_.d_value, batch, head, keys));
   }
@@ -147,7 +173,7 @@ class FusedGradientJob {
       return std::min((part + 1) * parts.ranges, all);
     };
     for (int64_t q = query * parts.ranges; q < end(query, SharedQueryRanges(problem_)); ++q) {
-      for (int64_t k = key * parts.ranges; k < end(key, Ranges(problem_.keys)); ++k) {
+      for (int64_t k = key * parts.ranges; k < end(key, KeyRanges(problem_).count); ++k) {
         if (context.stopped()) return absl::OkStatus();
         AddRanges(batch, kv_head, q, k, **scratch, context);
       }
@@ -159,7 +185,7 @@ class FusedGradientJob {
   void AddRanges(int64_t batch, int64_t kv_head, int64_t query, int64_t key,
                  const Scratch<S>& scratch, const TileContext& context) const {
     GradientGroup<S> group = SharedGroup(batch, kv_head, query, scratch);
-    group.keys = RangeOf(key, problem_.keys);
+    group.keys = KeyRanges(problem_)[key];
     if constexpr (!kIsHalf<S>) {
       group.d_query =
           tensors_.d_query.Head(batch, group.head).Rows(group.first_query, group.query.rows);
@@ -176,8 +202,9 @@ class FusedGradientJob {
     GradientGroup<S> group =
         Group(block.batch, block.head, {block.first, block.first + block.count}, **scratch);
     group.d_query = Sums((*scratch)->sums.data(), block.count, problem_.width);
-    for (int64_t i = 0; i < Ranges(problem_.keys) && !context.stopped(); ++i) {
-      group.keys = RangeOf(i, problem_.keys);
+    const Ranges ranges = KeyRanges(problem_);
+    for (int64_t i = 0; i < ranges.count && !context.stopped(); ++i) {
+      group.keys = ranges[i];
       FusedGradient(group, (*scratch)->kernel.data(), context.checkpoint());
     }
     StoreRows(group.d_query,
@@ -189,10 +216,10 @@ class FusedGradientJob {
   absl::Status KeySums(const TileContext& context) {
     const auto scratch = GetScratch(context.worker);
     if (!scratch.ok()) return scratch.status();
-    const int64_t ranges = Ranges(problem_.keys);
-    const KeyRange keys = RangeOf(context.tile % ranges, problem_.keys);
-    const int64_t batch = context.tile / ranges / problem_.kv_heads;
-    const int64_t kv_head = context.tile / ranges % problem_.kv_heads;
+    const Ranges ranges = KeyRanges(problem_);
+    const KeyRange keys = ranges[context.tile % ranges.count];
+    const int64_t batch = context.tile / ranges.count / problem_.kv_heads;
+    const int64_t kv_head = context.tile / ranges.count % problem_.kv_heads;
     T* const sums = (*scratch)->sums.data();
     const MatrixView<T> d_key = Sums(sums, keys.size(), problem_.width);
     const MatrixView<T> d_value =
@@ -316,9 +343,9 @@ class FusedGradientJob {
   // index: of SharedQueryRanges.
   GradientGroup<S> SharedGroup(int64_t batch, int64_t kv_head, int64_t index,
                                const Scratch<S>& scratch) const {
-    const int64_t ranges = Ranges(problem_.queries);
-    const int64_t head = kv_head * (problem_.heads / problem_.kv_heads) + index / ranges;
-    return Group(batch, head, RangeOf(index % ranges, problem_.queries), scratch);
+    const Ranges ranges = QueryRanges(problem_);
+    const int64_t head = kv_head * (problem_.heads / problem_.kv_heads) + index / ranges.count;
+    return Group(batch, head, ranges[index % ranges.count], scratch);
   }
 
   static MatrixView<S> OfKeys(const TensorView<S>& tensor, int64_t batch, int64_t kv_head,
@@ -376,15 +403,15 @@ absl::StatusOr<std::vector<Stage>> FusedGradientStages(const GradientProblem& pr
   add(problem.given ? "rows" : "forward", rows.tiles(),
       [job, rows](const TileContext& context) { return job->Rows(rows[context.tile], context); });
   if constexpr (kIsHalf<S>) {
-    const Tiling queries(p, p.queries, kGradientTile);
+    const Tiling queries(p, p.queries, QueryRanges(p).size);
     add("d_query", queries.tiles(), [job, queries](const TileContext& context) {
       return job->QuerySums(queries[context.tile], context);
     });
-    add("d_key", SaturatingProduct({KvHeads(p), Ranges(p.keys)}),
+    add("d_key", SaturatingProduct({KvHeads(p), KeyRanges(p).count}),
         [job](const TileContext& context) { return job->KeySums(context); });
   } else {
     const bool empty = SaturatingProduct({p.keys, std::max(p.width, p.value_width)}) == 0;
-    add("clear", empty ? 0 : SaturatingProduct({KvHeads(p), Ranges(p.keys)}),
+    add("clear", empty ? 0 : SaturatingProduct({KvHeads(p), KeyRanges(p).count}),
         [job](const TileContext& context) {
           job->ClearKeys(context.tile);
           return absl::OkStatus();
