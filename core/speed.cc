@@ -330,6 +330,31 @@ Speed MeasureSpeed(Scheduler& scheduler, Kernel kernel) {
   return speed;
 }
 
+Speed NominalSpeed(int threads) {
+  // AVX2 at 1.2 GHz: two fused multiply-adds of 8 floats a cycle are 38 GFLOP/s. Products reach
+  // three quarters of that; with few queries each number that is loaded is used once, of which
+  // there are a quarter as many. An exponential and its share of a maximum and a sum are some 16
+  // operations of a vector: 16 / 8 / 1.2 GHz.
+  const double flop_seconds = 1 / (30e9 * threads);
+  const double pair_seconds = 1.7e-9 / threads;
+  // A core reads 5 GB/s. A fresh page is written by the kernel first, and read and written again.
+  constexpr double kReadByteSeconds = 2e-10;
+  Speed speed;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
+    // Half as many doubles fit a vector; half precision is computed in floats.
+    const double as_floats = dtype == DType::kFloat64 ? 2 : 1;
+    Rate many;
+    many.flop_seconds = as_floats * flop_seconds;
+    many.pair_seconds = as_floats * pair_seconds;
+    Rate few;
+    few.flop_seconds = 4 * many.flop_seconds;
+    speed.of[static_cast<size_t>(dtype)] = {many, many, few, few, many.flop_seconds};
+  }
+  speed.read_byte_seconds = kReadByteSeconds / threads;
+  speed.fresh_byte_seconds = 4 * kReadByteSeconds / threads;
+  return speed;
+}
+
 double SecondsOf(const Problem& p, const Speed& speed) {
   const Rate& rate = RateFor(p, speed);
   const bool measured = rate.flop_seconds + rate.pair_seconds > 0;

@@ -53,6 +53,10 @@ struct Speed {
 // stays 0. Not to be called on a compute thread.
 Speed MeasureSpeed(Scheduler& scheduler, Kernel kernel);
 
+// Of a slow core, by arithmetic, on so many threads: to tell short problems from long ones where
+// nothing was measured. Right to some factor, and nothing to tell anybody. REQUIRES: threads > 0.
+Speed NominalSpeed(int threads);
+
 // Seconds of compute, on the path that the problem names, when nothing else is computed; 0 where
 // that was not measured. Softcap, ALiBi, masks and layout are taken to cost nothing. A cost that
 // saturates makes this a lower bound.

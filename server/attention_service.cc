@@ -104,6 +104,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
 AttentionService::AttentionService(const Limits& limits, core::Scheduler& scheduler,
                                    Metrics& metrics)
     : limits_(limits),
+      nominal_speed_(core::NominalSpeed(scheduler.threads())),
       scheduler_(scheduler),
       calls_(scheduler, metrics, {limits.memory_budget_bytes, limits.max_compute_time},
              limits.on_engine_fault) {}
@@ -248,7 +249,7 @@ absl::StatusOr<Work> AttentionService::PlanAttend(const core::Problem& problem,
                                  });
   if (!stages.ok()) return stages.status();
   work.stages = *std::move(stages);
-  work.expected_seconds = core::SecondsOf(problem, limits_.speed);
+  Expect(problem, work);
   return work;
 }
 
@@ -267,7 +268,7 @@ absl::StatusOr<Work> AttentionService::PlanHead(const v1::HeadRequest& request, 
                                  });
   if (!stages.ok()) return stages.status();
   work.stages = *std::move(stages);
-  work.expected_seconds = core::SecondsOf(*problem, limits_.speed);
+  Expect(*problem, work);
   return work;
 }
 
@@ -282,7 +283,7 @@ absl::StatusOr<Work> AttentionService::PlanBackward(const v1::BackwardRequest& r
   Work work =
       WorkOf<v1::BackwardResponse>(problem->attend, resources.kernel, core::ProductFlops(*problem));
   work.explicit_bytes = core::ExplicitGradientWorkspaceBytes(*problem, /*threads=*/0);
-  work.expected_seconds = core::SecondsOf(*problem, limits_.speed);
+  Expect(*problem, work);
   auto* const response = static_cast<v1::BackwardResponse*>(work.response.get());
   auto stages = core::WithStored(
       problem->attend.dtype, [&]<typename S>() -> absl::StatusOr<std::vector<core::Stage>> {
@@ -312,7 +313,7 @@ absl::StatusOr<Work> AttentionService::PlanMerge(const v1::MergeRequest& request
   Work work;
   work.stages = *std::move(stages);
   work.flops = core::MergeFlops(*problem);
-  work.expected_seconds = core::SecondsOf(*problem, limits_.speed);
+  Expect(*problem, work);
   work.response = std::make_shared<v1::MergeResponse>();
   return work;
 }
@@ -340,6 +341,13 @@ absl::StatusOr<Work> AttentionService::PlanCheck(const v1::CheckRequest& request
   work.flops = call->flops;
   work.response = response;
   return work;
+}
+
+template <typename Problem>
+void AttentionService::Expect(const Problem& problem, Work& work) const {
+  work.estimated_seconds = core::SecondsOf(problem, limits_.speed);
+  work.expected_seconds = work.estimated_seconds > 0 ? work.estimated_seconds
+                                                     : core::SecondsOf(problem, nominal_speed_);
 }
 
 int64_t AttentionService::WorkspaceOf(const core::GradientProblem& problem) const {

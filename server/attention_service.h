@@ -106,6 +106,10 @@ class AttentionService final : public RawService {
   template <typename Request, typename Response, typename Fill>
   grpc::ServerUnaryReactor* AnswerAtOnce(const Arrived& arrived, const Fill& fill);
 
+  // Writes how long the work is taken to be. Problem, or what else SecondsOf takes.
+  template <typename Problem>
+  void Expect(const Problem& problem, Work& work) const;
+
   // What a problem needs, by cost: Problem, HeadProblem or GradientProblem.
   template <typename Problem>
   Need NeedOf(Problem problem) const;
@@ -142,6 +146,7 @@ class AttentionService final : public RawService {
   }
 
   const Limits limits_;
+  const core::Speed nominal_speed_;
   core::Scheduler& scheduler_;
   Calls calls_;
 };

@@ -205,7 +205,7 @@ void Call::RecordCompletion(const Work& work, const core::JobTimes& times, bool 
   calls_.metrics().JobCompleted(record);
   // What is expected of a gradient is too rough to learn from.
   if (alone && method_ != Method::kBackward) {
-    calls_.speed_correction().Observe(work.path, work.expected_seconds, record.compute_seconds);
+    calls_.speed_correction().Observe(work.path, work.estimated_seconds, record.compute_seconds);
   }
   work.stats->set_path(PathOf(work.path));
   work.stats->set_compute_seconds(record.compute_seconds);

@@ -41,9 +41,10 @@ struct Work {
   core::Path path = core::Path::kChunked;
   core::Kernel kernel = core::Kernel::kFused;  // of the chunked path
   core::DType dtype = core::DType::kFloat32;
-  int64_t tokens = 0;           // max(Tq, Tk)
-  int64_t explicit_bytes = 0;   // of workspace, had the call been explicit
-  double expected_seconds = 0;  // by the rates that were measured; 0: none were
+  int64_t tokens = 0;            // max(Tq, Tk)
+  int64_t explicit_bytes = 0;    // of workspace, had the call been explicit
+  double estimated_seconds = 0;  // by the rates that were measured; 0: none were
+  double expected_seconds = 0;   // the same, or else by nominal rates: for the scheduler alone
 };
 
 // Lays out the work of a request, whose memory is made in `data`.

@@ -150,6 +150,29 @@ TEST(SpeedTest, WhatWasNotMeasuredAndWhatIsNothingTakeNone) {
   }
 }
 
+TEST(SpeedTest, NominalRatesKnowShortFromLongOnEveryPath) {
+  for (const int threads : {1, 4}) {
+    const Speed speed = NominalSpeed(threads);
+    for (const DType dtype : kDTypes) {
+      for (const Path path : kPaths) {
+        for (const int64_t queries : {1, 100}) {
+          Problem p = Square(path, 100, dtype);
+          p.queries = queries;
+          const double seconds = SecondsOf(p, speed);
+          EXPECT_GT(seconds, 0);
+          EXPECT_LT(seconds, Scheduler::kShortSeconds);
+          p.keys = 1'000'000;
+          p.queries *= 100;
+          EXPECT_GT(SecondsOf(p, speed), Scheduler::kShortSeconds);
+          EXPECT_DOUBLE_EQ(SecondsOf(p, NominalSpeed(2 * threads)), SecondsOf(p, speed) / 2);
+        }
+        EXPECT_GT(SecondsOf(HeadOf(Square(path, 100, dtype)), speed), 0);
+      }
+    }
+    EXPECT_GT(SecondsOf(MergeProblem{DType::kFloat32, 2, 1, 3, 5, 7}, speed), 0);
+  }
+}
+
 TEST(SpeedCorrectionTest, FollowsWhatIsFasterQuicklyAndWhatIsSlowerSlowly) {
   SpeedCorrection correction;
   EXPECT_EQ(correction.factors().chunked_path, 1);

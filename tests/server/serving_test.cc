@@ -48,6 +48,9 @@ v1::AttendRequest ExplicitRequest(int64_t tokens) {
   return request;
 }
 
+// Not short: 3e8 operations, of which a slow core does 3e7 in a millisecond.
+v1::AttendRequest WaitingRequest() { return ConstantRequest({1, 4, 512, 64}, 0.5f); }
+
 TEST(ServingTest, WhatNeverFitsIsToldBytesNeededBytesAllowedAndThePathThatFits) {
   Serving::Options options = Plain();
   options.limits.memory_budget_bytes = 3 << 20;
@@ -144,9 +147,9 @@ TEST(ServingTest, AFullQueueIsWorthAnotherTry) {
   options.scheduler.max_queue = 1;
   Serving serving(options);
   HeldThreads held(serving.scheduler());
-  PendingAttend queued(serving.stub(), MeanRequest());
+  PendingAttend queued(serving.stub(), WaitingRequest());
   ASSERT_TRUE(serving.AwaitJob(queued, 2));
-  PendingAttend refused(serving.stub(), MeanRequest());
+  PendingAttend refused(serving.stub(), WaitingRequest());
   ExpectTryAgain(refused.Await(), refused.context(), "max_queue");
   EXPECT_TRUE(serving.Shows("attendant_shed_total{reason=\"queue_full\"} 1"));
   held.Release();
@@ -160,7 +163,7 @@ TEST(ServingTest, WhoWaitedTooLongIsToldToComeAgainAndIsNotComputed) {
   options.scheduler.max_queue_wait = std::chrono::milliseconds(1);
   Serving serving(options);
   HeldThreads held(serving.scheduler());
-  PendingAttend call(serving.stub(), MeanRequest());
+  PendingAttend call(serving.stub(), WaitingRequest());
   ASSERT_TRUE(serving.AwaitJob(call, 2));
   const auto waited = std::chrono::steady_clock::now() + std::chrono::milliseconds(2);
   Eventually([&] { return std::chrono::steady_clock::now() > waited; });
@@ -202,6 +205,29 @@ TEST(ServingTest, ADrainingServerSaysWhenToComeAgainButNotToThisOne) {
   EXPECT_TRUE(DetailOf<google::rpc::RetryInfo>(status).has_retry_delay());
   EXPECT_EQ(PushbackOf(context), "");
   EXPECT_TRUE(serving.Shows("attendant_shed_total{reason=\"draining\"} 1"));
+}
+
+TEST(ServingTest, WhatIsShortIsKnownWhereNothingWasMeasuredAndNobodyIsToldOfIt) {
+  Serving::Options options = Plain();
+  options.scheduler.threads = options.scheduler.max_running = 1;
+  Serving serving(options);
+  // The one place and the one thread, for seconds. The short call waits for neither.
+  PendingAttend call(serving.stub(), SlowRequest());
+  ASSERT_TRUE(serving.AwaitJob(call));
+  ExpectRightAnswers(serving, 1);
+  EXPECT_FALSE(call.over());
+  grpc::ClientContext context;
+  SetTestDeadline(context);
+  v1::EstimateRequest request;
+  for (const auto set : {&v1::EstimateRequest::set_batch, &v1::EstimateRequest::set_heads,
+                         &v1::EstimateRequest::set_queries, &v1::EstimateRequest::set_keys,
+                         &v1::EstimateRequest::set_width}) {
+    (request.*set)(1);
+  }
+  v1::EstimateResponse estimate;
+  ASSERT_TRUE(serving.stub().Estimate(&context, request, &estimate).ok());
+  EXPECT_EQ(estimate.chunked_path().seconds(), 0);
+  EXPECT_EQ(estimate.explicit_path().seconds(), 0);
 }
 
 // The limit's QuotaFailure, and that no other try helps.
