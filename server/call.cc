@@ -22,6 +22,12 @@ double Seconds(Clock::duration duration) { return std::chrono::duration<double>(
 
 }  // namespace
 
+bool IsOfDeadline(std::chrono::nanoseconds left, std::chrono::nanoseconds allowed) {
+  constexpr double kOnItsWay = 0.02;
+  constexpr double kRounding = 0.015;
+  return Seconds(left) <= kOnItsWay + kRounding * Seconds(allowed);
+}
+
 Calls::Calls(core::Scheduler& scheduler, Metrics& metrics, const Limits& limits,
              OnEngineFault on_engine_fault)
     : scheduler_(scheduler),
@@ -230,7 +236,8 @@ void Call::Leave() {
 }
 
 absl::Status Call::WhyCancelled() const {
-  const bool late = std::chrono::system_clock::now() >= context_->deadline();
+  const auto left = context_->deadline() - std::chrono::system_clock::now();
+  const bool late = IsOfDeadline(left, left + (Clock::now() - start_));
   return late ? absl::DeadlineExceededError("the call's deadline passed before it was answered")
               : absl::CancelledError("the caller cancelled the call");
 }

@@ -63,6 +63,11 @@ auto WithoutThrowing(const Function& f) -> decltype(f()) {
   }
 }
 
+// Whether a cancel that comes so long before the deadline of a call that was allowed so long is the
+// deadline's: a caller whose time is over cancels, and its clock runs out before ours. The timeout
+// is rounded up on its way, by 1 % at most, and counts from when it arrives.
+bool IsOfDeadline(std::chrono::nanoseconds left, std::chrono::nanoseconds allowed);
+
 class Call;
 
 // Told of a job that failed for a reason of ours, on a compute thread: it must not wait.

@@ -194,6 +194,53 @@ TEST(ServingTest, ADeadlineInTheQueueIsNeverComputed) {
   ExpectRightAnswers(serving, 1);
 }
 
+TEST(ServingTest, ACancelALittleBeforeTheDeadlineIsTheDeadlines) {
+  using std::chrono::milliseconds;
+  EXPECT_TRUE(IsOfDeadline(milliseconds(-1), milliseconds(1000)));
+  EXPECT_TRUE(IsOfDeadline(milliseconds(20), milliseconds(20)));
+  EXPECT_TRUE(IsOfDeadline(milliseconds(619), milliseconds(40000)));
+  EXPECT_FALSE(IsOfDeadline(milliseconds(621), milliseconds(40000)));
+  EXPECT_FALSE(IsOfDeadline(milliseconds(36), milliseconds(1000)));
+  const auto none = std::chrono::system_clock::time_point::max() - std::chrono::system_clock::now();
+  EXPECT_FALSE(IsOfDeadline(none, none));
+}
+
+// Some 10^10 pairs of a query and a key, of no width: seconds of compute from a few bytes.
+v1::AttendRequest SlowRequestOfFewBytes() {
+  constexpr int64_t kTokens = int64_t{1} << 17;
+  v1::AttendRequest request = ConstantRequest({1, 1, kTokens, 0}, 0);
+  SetTensor<uint8_t>(v1::DATA_TYPE_BOOL, {1}, {1}, request.mutable_options()->mutable_mask());
+  request.mutable_options()->set_return_logsumexp(true);
+  return request;
+}
+
+TEST(ServingTest, ACancelIsCountedByHowNearTheDeadlineIs) {
+  Serving serving(Plain());
+  const auto counted = [&](const std::string& code, const std::string& path) {
+    const std::string none = absl::StrCat("attendant_requests_total{code=\"", code,
+                                          "\",method=\"Attend\",path=\"", path, "\"} 0");
+    return !serving.Shows(none);
+  };
+  const auto cancel = [&](std::chrono::system_clock::duration allowed) {
+    PendingAttend call(serving.tcp_stub(), SlowRequestOfFewBytes(), allowed);
+    Eventually([&] { return call.over() || serving.scheduler().running() > 0; });
+    call.Cancel();
+    call.Await();
+    EXPECT_TRUE(Eventually([&] { return serving.IsIdle(); }));
+  };
+  // So little time that any cancel is the deadline's. Some calls do not even arrive.
+  EXPECT_TRUE(Eventually([&] {
+    cancel(std::chrono::milliseconds(15));
+    return counted("DEADLINE_EXCEEDED", "chunked");
+  }));
+  EXPECT_FALSE(counted("CANCELLED", "none"));
+  EXPECT_FALSE(counted("CANCELLED", "chunked"));
+  EXPECT_TRUE(Eventually([&] {
+    cancel(kGuard);
+    return counted("CANCELLED", "chunked");
+  }));
+}
+
 TEST(ServingTest, ADrainingServerSaysWhenToComeAgainButNotToThisOne) {
   Serving serving(Plain());
   serving.service().StopAccepting();
