@@ -52,7 +52,10 @@ Admission::Admission(int64_t budget_bytes, std::function<absl::Duration()> retry
                      Metrics& metrics)
     : budget_bytes_(budget_bytes), retry_delay_(std::move(retry_delay)), metrics_(metrics) {
   metrics_.SetMemoryBudget(budget_bytes);
+  metrics_.SetMemoryReservedSource([this] { return reserved_.load(std::memory_order_relaxed); });
 }
+
+Admission::~Admission() { metrics_.SetMemoryReservedSource(nullptr); }
 
 absl::StatusOr<Reservation> Admission::Reserve(const Need& need) {
   const int64_t bytes = need.total_bytes();
@@ -67,7 +70,6 @@ absl::StatusOr<Reservation> Admission::Reserve(const Need& need) {
           retry_delay_());
     }
   } while (!reserved_.compare_exchange_weak(held, held + bytes, std::memory_order_relaxed));
-  metrics_.AddMemoryReserved(bytes);
   return Reservation(this, bytes);
 }
 
@@ -82,11 +84,6 @@ absl::Status Admission::Explain(absl::Status status) const {
     return status;
   }
   return WithRetryDelay(std::move(status), retry_delay_());
-}
-
-void Admission::GiveBack(int64_t bytes) {
-  reserved_.fetch_sub(bytes, std::memory_order_relaxed);
-  metrics_.AddMemoryReserved(-bytes);
 }
 
 std::optional<ShedReason> ShedReasonOf(const absl::Status& status) {

@@ -46,7 +46,6 @@ class Reservation {
   }
   ~Reservation();
 
-  int64_t bytes() const { return bytes_; }
   // Gives back what is more than `bytes`.
   void Keep(int64_t bytes);
 
@@ -61,9 +60,10 @@ class Reservation {
 // Thread-safe.
 class Admission {
  public:
-  // retry_delay: when who was refused may come again; called on any thread. metrics: gets the
+  // retry_delay: when who was refused may come again; called on any thread. metrics: shows the
   // budget and what is reserved of it, and must outlive the budget.
   Admission(int64_t budget_bytes, std::function<absl::Duration()> retry_delay, Metrics& metrics);
+  ~Admission();
   Admission(const Admission&) = delete;
   Admission& operator=(const Admission&) = delete;
 
@@ -76,12 +76,9 @@ class Admission {
   // name and a retry delay come with it; others stay.
   absl::Status Explain(absl::Status status) const;
 
-  int64_t budget_bytes() const { return budget_bytes_; }
-  int64_t reserved_bytes() const { return reserved_.load(std::memory_order_relaxed); }
-
  private:
   friend class Reservation;
-  void GiveBack(int64_t bytes);
+  void GiveBack(int64_t bytes) { reserved_.fetch_sub(bytes, std::memory_order_relaxed); }
 
   const int64_t budget_bytes_;
   const std::function<absl::Duration()> retry_delay_;

@@ -57,9 +57,12 @@ const prometheus::Histogram::BucketBoundaries kSeconds = {
 
 double ToDouble(int64_t value) { return static_cast<double>(value); }
 
-// Reads how many jobs wait at each scrape. Thread-safe.
-class QueueMetrics : public prometheus::Collectable {
+// A gauge that is read where its number is, at each scrape. Thread-safe.
+class SourcedGauge : public prometheus::Collectable {
  public:
+  SourcedGauge(std::string name, std::string help)
+      : name_(std::move(name)), help_(std::move(help)) {}
+
   void SetSource(std::function<int64_t()> source) {
     core::MutexLock lock(mutex_);
     source_ = std::move(source);
@@ -67,8 +70,8 @@ class QueueMetrics : public prometheus::Collectable {
 
   std::vector<prometheus::MetricFamily> Collect() const override {
     prometheus::MetricFamily family;
-    family.name = "attendant_queue_depth";
-    family.help = "Jobs that wait for their turn to be computed.";
+    family.name = name_;
+    family.help = help_;
     family.type = prometheus::MetricType::Gauge;
     family.metric.emplace_back();
     core::MutexLock lock(mutex_);
@@ -77,6 +80,8 @@ class QueueMetrics : public prometheus::Collectable {
   }
 
  private:
+  const std::string name_;
+  const std::string help_;
   mutable core::Mutex mutex_;
   std::function<int64_t()> source_ ABSL_GUARDED_BY(mutex_);
 };
@@ -111,7 +116,11 @@ class Metrics::Series {
 
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
   std::shared_ptr<ProcessMetrics> process = std::make_shared<ProcessMetrics>();
-  std::shared_ptr<QueueMetrics> queue = std::make_shared<QueueMetrics>();
+  SourcedGauge queue_depth{"attendant_queue_depth",
+                           "Jobs that wait for their turn to be computed."};
+  SourcedGauge memory_reserved{
+      "attendant_memory_reserved_bytes",
+      "Bytes of requests, workspaces and responses that the calls now here may hold."};
   std::unique_ptr<HttpPage> page;  // of the others
 
   std::array<std::array<std::array<prometheus::Counter*, kCodes>, kPathNames.size()>,
@@ -140,12 +149,6 @@ class Metrics::Series {
       prometheus::BuildGauge()
           .Name("attendant_inflight_flops")
           .Help("Floating-point operations of the jobs submitted and not yet complete.")
-          .Register(*registry)
-          .Add({});
-  prometheus::Gauge& memory_reserved =
-      prometheus::BuildGauge()
-          .Name("attendant_memory_reserved_bytes")
-          .Help("Bytes of requests, workspaces and responses that the calls now here may hold.")
           .Register(*registry)
           .Add({});
   prometheus::Gauge& memory_budget = prometheus::BuildGauge()
@@ -291,17 +294,17 @@ void Metrics::Shed(ShedReason reason) { series_->shed[static_cast<size_t>(reason
 
 void Metrics::SetMemoryBudget(int64_t bytes) { series_->memory_budget.Set(ToDouble(bytes)); }
 
-void Metrics::AddMemoryReserved(int64_t bytes) {
-  series_->memory_reserved.Increment(ToDouble(bytes));
-}
-
 void Metrics::SetMachinePeak(const core::PeakFlops& peak) {
   series_->peak_float32.Set(peak.float32);
   series_->peak_float64.Set(peak.float64);
 }
 
 void Metrics::SetQueueDepthSource(std::function<int64_t()> source) {
-  series_->queue->SetSource(std::move(source));
+  series_->queue_depth.SetSource(std::move(source));
+}
+
+void Metrics::SetMemoryReservedSource(std::function<int64_t()> source) {
+  series_->memory_reserved.SetSource(std::move(source));
 }
 
 Activity Metrics::activity() const {
@@ -311,7 +314,8 @@ Activity Metrics::activity() const {
 
 std::string Metrics::Text() const {
   std::vector<prometheus::MetricFamily> families = series_->registry->Collect();
-  for (auto& more : {series_->process->Collect(), series_->queue->Collect()}) {
+  for (const auto& more : {series_->process->Collect(), series_->queue_depth.Collect(),
+                           series_->memory_reserved.Collect()}) {
     families.insert(families.end(), more.begin(), more.end());
   }
   return prometheus::TextSerializer().Serialize(families);

@@ -91,13 +91,12 @@ class Metrics {
 
   void Shed(ShedReason reason);
   void SetMemoryBudget(int64_t bytes);
-  // Negative for what is given back.
-  void AddMemoryReserved(int64_t bytes);
   void SetMachinePeak(const core::PeakFlops& peak);
 
-  // Where the number of jobs that wait is read at each scrape; null: nowhere any more, from when
-  // this returns.
+  // Where the number of jobs that wait, and what is reserved of the budget, are read at each
+  // scrape; null: nowhere any more, from when this returns.
   void SetQueueDepthSource(std::function<int64_t()> source);
+  void SetMemoryReservedSource(std::function<int64_t()> source);
 
   Activity activity() const;
 
