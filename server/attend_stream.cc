@@ -1,10 +1,8 @@
 #include "server/attend_stream.h"
 
-#include <grpcpp/alarm.h>
 #include <grpcpp/server_context.h>
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <new>
 #include <optional>
@@ -22,9 +20,7 @@
 namespace attendant::server {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-// Of a message that comes in: a piece and what is around it.
+// Of a message that is a piece, and what is around it.
 constexpr int64_t kLongestMessage = kLongestPiece + (int64_t{64} << 10);
 
 // A tensor of the request that comes in pieces.
@@ -108,21 +104,19 @@ grpc::ByteBuffer PieceMessage(const ResponseData::Part& part, int64_t offset, in
 }
 
 // Thread-safe. gRPC calls back on any of its threads, one read or write after the other; beside
-// them come the job's end, cancellations and the alarm.
+// them come the job's end, cancellations and whoever finds the peer too slow.
 class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
-                               public Call,
-                               public std::enable_shared_from_this<AttendStreamCall> {
+                               public Call {
  public:
   AttendStreamCall(Calls& calls, grpc::CallbackServerContext* context, PlanHeader plan,
-                   const StreamLimits& limits)
-      : Call(calls, context, Method::kAttendStream), plan_(std::move(plan)), limits_(limits) {}
+                   int64_t piece_bytes)
+      : Call(calls, context, Method::kAttendStream),
+        plan_(std::move(plan)),
+        piece_bytes_(piece_bytes) {}
 
   // Called once, before gRPC knows of this call.
   void Start() {
-    {
-      core::MutexLock lock(mutex_);
-      SetAlarm(limits_.idle);
-    }
+    AwaitPeer(kLongestHead);
     StartRead(&incoming_);
     if (!calls().accepting()) Refuse();
   }
@@ -165,14 +159,14 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
     StartRead(&incoming_);
   }
 
-  // Parsing takes memory that is not reserved: about as much as the message, but for a piece's
-  // data.
-  absl::Status CheckMessage() const {
+  // Of a piece: one that is far too long need not be read to be refused. A header may have as much
+  // as a request of one message beside its tensors' bytes.
+  absl::Status CheckMessage() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto bytes = static_cast<int64_t>(incoming_.Length());
-    if (bytes <= kLongestMessage) return absl::OkStatus();
+    if (!work_.has_value() || bytes <= kLongestMessage) return absl::OkStatus();
     return core::OverLimit("stream_message_bytes",
                            absl::StrCat("the message has ", bytes, " bytes, at most ",
-                                        kLongestMessage, " are a header or a piece"));
+                                        kLongestMessage, " are a piece"));
   }
 
   absl::Status TakeHeader() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -189,12 +183,14 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
         {v1::PIECE_TENSOR_MASK, "options.mask"}};
     const std::vector<TensorBuffer>& room = data().in.buffers();
     uploads_.reserve(room.size());
+    int64_t bytes = 0;
     for (size_t i = 0; i < room.size(); ++i) {
+      bytes += room[i].size();
       uploads_.push_back(
           {kTensors[i].first, kTensors[i].second, room[i].data(), room[i].size(), {}});
     }
     work_ = *std::move(work);
-    NoteProgress();
+    AwaitPeer(bytes);
     return absl::OkStatus();
   }
 
@@ -222,7 +218,7 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
     // A piece of nothing is none that keeps a stream from being idle.
     if (data.bytes == 0) return absl::OkStatus();
     MessageBytes(incoming_).Copy(data, upload->to + piece.offset());
-    NoteProgress();
+    NotePeerMoved();
     return absl::OkStatus();
   }
 
@@ -232,6 +228,7 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
       EndEarly(WhyCancelled());
       return;
     }
+    AwaitPeerNoMore();
     absl::Status complete;
     std::optional<Work> work;
     {
@@ -265,7 +262,6 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
 
   void OnComputed(const absl::Status& status, const google::protobuf::Message& response) override {
     absl::Status made = status;
-    NoteProgress();
     {
       core::MutexLock lock(mutex_);
       if (made.ok()) made = WhyStopped();
@@ -274,6 +270,9 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
           mutex_.AssertHeld();
           parts_ = data().out.TakeParts();
           outgoing_ = HeaderMessage(response, parts_);
+          size_t bytes = outgoing_.Length();
+          for (const ResponseData::Part& part : parts_) bytes += part.bytes.size();
+          AwaitPeer(static_cast<int64_t>(bytes));
           return absl::OkStatus();
         });
       }
@@ -301,8 +300,8 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
       }
       if (!more) phase_ = Phase::kEnded;
     }
-    NoteProgress();
     if (more) {
+      NotePeerMoved();
       StartWrite(&outgoing_);
       return;
     }
@@ -321,7 +320,7 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
     if (!more) return absl::OkStatus();
     const ResponseData::Part& part = parts_[part_];
     const int64_t bytes =
-        std::min(limits_.piece_bytes, static_cast<int64_t>(part.bytes.size()) - sent_of_part_);
+        std::min(piece_bytes_, static_cast<int64_t>(part.bytes.size()) - sent_of_part_);
     outgoing_ = PieceMessage(part, sent_of_part_, bytes);
     sent_of_part_ += bytes;
     return absl::OkStatus();
@@ -369,54 +368,20 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
 
   void OnCancel() override { EndEarly(WhyCancelled()); }
 
-  void OnDone() override {
-    {
-      core::MutexLock lock(mutex_);
-      alarm_.reset();
-    }
-    Leave();
-  }
+  void EndSlow(const absl::Status& why) override { EndEarly(why); }
 
-  void NoteProgress() { last_progress_ = Clock::now().time_since_epoch().count(); }
-
-  // A new one each time: one that rings may not be set again before it has.
-  void SetAlarm(Clock::duration delay) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    alarm_ = std::make_unique<grpc::Alarm>();
-    alarm_->Set(std::chrono::system_clock::now() +
-                    std::chrono::ceil<std::chrono::system_clock::duration>(delay),
-                [weak = weak_from_this()](bool rings) {
-                  const auto self = rings ? weak.lock() : nullptr;
-                  if (self != nullptr) self->EndIfIdle();
-                });
-  }
-
-  void EndIfIdle() {
-    const Clock::time_point last{Clock::duration(last_progress_)};
-    {
-      core::MutexLock lock(mutex_);
-      if (phase_ == Phase::kEnded) return;
-      const Clock::duration left = last + limits_.idle - Clock::now();
-      if (phase_ == Phase::kComputing || left > Clock::duration::zero()) {
-        SetAlarm(phase_ == Phase::kComputing ? limits_.idle : left);
-        return;
-      }
-    }
-    EndEarly(absl::DeadlineExceededError(absl::StrCat(
-        "no message was sent or taken for ", limits_.idle.count(), " ms: the stream is idle")));
-  }
+  void OnDone() override { Leave(); }
 
   const PlanHeader plan_;
-  const StreamLimits limits_;
+  const int64_t piece_bytes_;
 
   // gRPC's while a read or write is outstanding.
   grpc::ByteBuffer incoming_;
   grpc::ByteBuffer outgoing_;
 
-  std::atomic<Clock::rep> last_progress_ = Clock::now().time_since_epoch().count();
   core::Mutex mutex_;
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kReading;
   absl::Status why_ended_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
   // Of the request.
   std::optional<Work> work_ ABSL_GUARDED_BY(mutex_);
   std::vector<Upload> uploads_ ABSL_GUARDED_BY(mutex_);
@@ -429,9 +394,9 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
 }  // namespace
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ServeAttendStream(
-    Calls& calls, grpc::CallbackServerContext* context, PlanHeader plan,
-    const StreamLimits& limits) {
-  const auto call = std::make_shared<AttendStreamCall>(calls, context, std::move(plan), limits);
+    Calls& calls, grpc::CallbackServerContext* context, PlanHeader plan, int64_t piece_bytes) {
+  const auto call =
+      std::make_shared<AttendStreamCall>(calls, context, std::move(plan), piece_bytes);
   calls.Add(call);
   call->Start();
   return call.get();

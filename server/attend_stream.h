@@ -14,7 +14,6 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -29,23 +28,14 @@ namespace attendant::server {
 inline constexpr int64_t kLongestPiece = int64_t{1} << 20;
 // Ranges of one tensor that wait for what is between them: some 64 bytes each are kept.
 inline constexpr size_t kMostRanges = size_t{1} << 16;
-// A stream that moves nothing for so long is ended: what it holds is needed by others, and its
-// caller may be gone without a trace.
-inline constexpr std::chrono::seconds kStreamIdleLimit{60};
 
 // Admits the request that a header describes, and lays out its work in `data`.
 using PlanHeader =
     std::function<absl::StatusOr<Work>(const v1::AttendRequest& header, CallData& data)>;
 
-struct StreamLimits {
-  std::chrono::milliseconds idle = kStreamIdleLimit;
-  int64_t piece_bytes = kLongestPiece;  // of the answer's: a message may be limited to less
-};
-
-// Serves one call. The reactor is its own, and gRPC's.
+// Serves one call. The reactor is its own, and gRPC's. piece_bytes: of the answer's, at most.
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ServeAttendStream(
-    Calls& calls, grpc::CallbackServerContext* context, PlanHeader plan,
-    const StreamLimits& limits);
+    Calls& calls, grpc::CallbackServerContext* context, PlanHeader plan, int64_t piece_bytes);
 
 }  // namespace attendant::server
 

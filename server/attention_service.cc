@@ -75,6 +75,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   // Answers without computing.
   void Answer(absl::Status status, const google::protobuf::Message* response = nullptr) {
     if (status.ok()) status = Encode(*response);
+    // Whoever does not read an answer would hold it for ever.
+    AwaitPeer(static_cast<int64_t>(response_->Length()));
     Finish(RecordAnswer(status));
   }
 
@@ -88,6 +90,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
 
   void OnComputed(const absl::Status& status, const google::protobuf::Message& response) override {
     Answer(status, &response);
+  }
+  void EndSlow(const absl::Status& why) override {
+    calls().metrics().JobCancelled(CancelStage::kSend);
+    Abort(why);
   }
   void OnCancel() override { Stop(WhyCancelled()); }
   void OnDone() override { Leave(); }
@@ -106,7 +112,7 @@ AttentionService::AttentionService(const Limits& limits, core::Scheduler& schedu
     : limits_(limits),
       nominal_speed_(core::NominalSpeed(scheduler.threads())),
       scheduler_(scheduler),
-      calls_(scheduler, metrics, {limits.memory_budget_bytes, limits.max_compute_time},
+      calls_(scheduler, metrics, {limits.memory_budget_bytes, limits.max_compute_time, limits.peer},
              limits.on_engine_fault) {}
 
 template <typename Request, typename Plan>
@@ -233,8 +239,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::A
         if (!reserved.ok()) return reserved;
         return PlanAttend(*problem, header, data);
       },
-      {limits_.stream_idle_limit,
-       std::min(kLongestPiece, limits_.max_message_bytes - kResponseOverhead)});
+      std::min(kLongestPiece, limits_.max_message_bytes - kResponseOverhead));
 }
 
 absl::StatusOr<Work> AttentionService::PlanAttend(const core::Problem& problem,

@@ -50,7 +50,7 @@ class AttentionService final : public RawService {
     core::Kernel kernel = core::Kernel::kFused;  // of the chunked path
     core::Speed speed = {};
     OnEngineFault on_engine_fault = nullptr;
-    std::chrono::milliseconds stream_idle_limit = kStreamIdleLimit;
+    PeerLimits peer = {};
   };
 
   // scheduler and metrics must outlive the service, and the service every call.
@@ -88,6 +88,10 @@ class AttentionService final : public RawService {
   }
   // Stops what still runs: its callers get UNAVAILABLE.
   void StopRunning() { calls_.StopRunning(); }
+  // Ends the calls whose peers keep them waiting for too long. To be called every second or so.
+  void EndSlowCalls(std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now()) {
+    calls_.EndSlow(now);
+  }
 
  private:
   // One call's bytes, from and to gRPC.

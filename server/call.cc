@@ -36,6 +36,7 @@ Calls::Calls(core::Scheduler& scheduler, Metrics& metrics, const Limits& limits,
           limits.memory_budget_bytes,
           [&scheduler] { return absl::FromChrono(scheduler.RetryDelay()); }, metrics),
       max_compute_time_(limits.max_compute_time),
+      peer_limits_(limits.peer),
       on_engine_fault_(std::move(on_engine_fault)) {}
 
 void Calls::Add(std::shared_ptr<Call> call) {
@@ -92,6 +93,10 @@ void Calls::StopRunning() {
   }
 }
 
+void Calls::EndSlow(Clock::time_point now) {
+  for (const auto& call : All()) call->EndIfSlow(peer_limits_, now);
+}
+
 int64_t Calls::JobStarted() {
   core::MutexLock lock(mutex_);
   ++jobs_started_;
@@ -121,6 +126,30 @@ void Call::Stop(const absl::Status& why) {
   core::MutexLock lock(mutex_);
   if (why_.ok()) why_ = why;
   if (job_ != nullptr) job_->Stop(why);
+}
+
+void Call::AwaitPeer(int64_t bytes) {
+  core::MutexLock lock(mutex_);
+  peer_wait_.Begin(bytes, Clock::now());
+}
+
+void Call::NotePeerMoved() {
+  core::MutexLock lock(mutex_);
+  peer_wait_.Moved(Clock::now());
+}
+
+void Call::AwaitPeerNoMore() {
+  core::MutexLock lock(mutex_);
+  peer_wait_.End();
+}
+
+void Call::EndIfSlow(const PeerLimits& limits, Clock::time_point now) {
+  absl::Status status;
+  {
+    core::MutexLock lock(mutex_);
+    status = peer_wait_.Check(limits, now);
+  }
+  if (!status.ok()) EndSlow(status);
 }
 
 absl::Status Call::Refusal() {
@@ -229,7 +258,7 @@ void Call::Abort(const absl::Status& why) const {
 }
 
 void Call::Leave() {
-  // An alarm that rings may hold the call a little longer than the service lives.
+  // Whoever looks at all calls may hold this one a little longer than the service lives.
   data_.in.Free();
   data_.reservation = Reservation();
   calls_.Remove(this);

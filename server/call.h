@@ -25,6 +25,7 @@
 #include "core/speed.h"
 #include "server/admission.h"
 #include "server/metrics.h"
+#include "server/peer_wait.h"
 #include "server/tensor_data.h"
 
 namespace attendant::server {
@@ -79,6 +80,7 @@ class Calls {
   struct Limits {
     int64_t memory_budget_bytes = 0;  // of all calls together
     std::chrono::steady_clock::duration max_compute_time;
+    PeerLimits peer = {};
   };
 
   // scheduler and metrics must outlive it, and it every call. on_engine_fault: or null.
@@ -106,6 +108,9 @@ class Calls {
   bool WaitUntilIdle(std::chrono::steady_clock::time_point deadline);
   // Stops what is in flight: its callers get UNAVAILABLE.
   void StopRunning();
+  // Ends the calls whose peers have kept them waiting for too long. To be called every second or
+  // so.
+  void EndSlow(std::chrono::steady_clock::time_point now);
 
   // Around a job. JobStarted returns its number; JobEnded whether it had the threads for itself.
   int64_t JobStarted();
@@ -123,6 +128,7 @@ class Calls {
   Metrics& metrics_;
   Admission admission_;
   const std::chrono::steady_clock::duration max_compute_time_;
+  const PeerLimits peer_limits_;
   const OnEngineFault on_engine_fault_;
   core::SpeedCorrection speed_correction_;
   core::Mutex mutex_;
@@ -148,6 +154,8 @@ class Call {
   // No calls are accepted any more: ends one of which nothing has come yet. REQUIRES: no lock is
   // held.
   virtual void Refuse() {}
+  // Ends a call whose peer has kept it waiting for too long. REQUIRES: no lock is held.
+  void EndIfSlow(const PeerLimits& limits, std::chrono::steady_clock::time_point now);
 
   // Called before gRPC may take the call to another thread, and there: what was done before is seen
   // after. gRPC sees to that itself, by locks that ThreadSanitizer does not know.
@@ -174,6 +182,13 @@ class Call {
   // OK.
   virtual void OnComputed(const absl::Status& status,
                           const google::protobuf::Message& response) = 0;
+
+  // From now on the call waits for its peer, to send or to take so many bytes, until it moves on or
+  // waits no more.
+  void AwaitPeer(int64_t bytes);
+  void NotePeerMoved();
+  void AwaitPeerNoMore();
+  virtual void EndSlow(const absl::Status& why) = 0;
 
   // Ends the call where it stands: what it writes is not sent any more, and its caller hears code
   // and message of `why`, unless it was answered. Whoever holds the call may do so, also after it,
@@ -206,6 +221,7 @@ class Call {
   int64_t job_number_ = 0;
   core::Mutex mutex_;
   absl::Status why_ ABSL_GUARDED_BY(mutex_);  // the call is to stop
+  PeerWait peer_wait_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<core::Job> job_ ABSL_GUARDED_BY(mutex_);
 };
 

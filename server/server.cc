@@ -84,7 +84,6 @@ Server::Server(const Config& config, const Sizes& sizes, int threads)
                   .max_running = config.max_running,
                   .max_queue = config.max_queue,
                   .max_queue_wait = absl::ToChronoNanoseconds(config.max_queue_wait)}),
-      upkeep_(DutiesOfUpkeep()),
       service_({.max_message_bytes = sizes.max_message_bytes,
                 .memory_budget_bytes = sizes.memory_budget,
                 .max_compute_time = MaxComputeTime(config),
@@ -93,9 +92,10 @@ Server::Server(const Config& config, const Sizes& sizes, int threads)
                 .peak = MeasurePeak(config, scheduler_, metrics_),
                 .kernel = config.kernel,
                 .speed = MeasureSpeed(config, scheduler_),
-                .on_engine_fault = [this](const absl::Status&) { upkeep_.EngineFault(); }},
+                .on_engine_fault = [this](const absl::Status&) { upkeep_->EngineFault(); }},
                scheduler_, metrics_),
-      unknown_service_(metrics_) {
+      unknown_service_(metrics_),
+      upkeep_(std::make_unique<Upkeep>(DutiesOfUpkeep())) {
   metrics_.SetQueueDepthSource([this] { return int64_t{scheduler_.queued()}; });
 }
 
@@ -198,6 +198,7 @@ Upkeep::Duties Server::DutiesOfUpkeep() {
   Upkeep::Duties duties;
   duties.activity = [this] { return metrics_.activity(); };
   duties.self_check = [this] { return core::SelfCheck(scheduler_, config_.kernel); };
+  duties.tend_calls = [this] { service_.EndSlowCalls(); };
   duties.report = [this](Engine engine) { health_.SetEngine(engine); };
   return duties;
 }

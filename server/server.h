@@ -66,9 +66,9 @@ class Server {
   Metrics metrics_;
   core::Scheduler scheduler_;
   Health health_;
-  Upkeep upkeep_;
   AttentionService service_;
   UnknownService unknown_service_;
+  std::unique_ptr<Upkeep> upkeep_;
   std::unique_ptr<grpc::Server> grpc_;
   bool ended_ = false;  // Shutdown has returned
 };

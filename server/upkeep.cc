@@ -45,14 +45,18 @@ void Upkeep::EngineFault() {
 }
 
 void Upkeep::Run() {
+  Clock::time_point next_look = Clock::now() + duties_.look_every;
   while (true) {
-    switch (Await(duties_.look_every, /*fault_counts=*/true)) {
+    switch (Await(duties_.tend_every, /*fault_counts=*/true)) {
       case Wake::kStop:
         return;
       case Wake::kFault:
         CheckEngine();
         break;
       case Wake::kTime:
+        duties_.tend_calls();
+        if (Clock::now() < next_look) break;
+        next_look = Clock::now() + duties_.look_every;
         GiveMemoryBack();
         break;
     }

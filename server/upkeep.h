@@ -1,5 +1,5 @@
 // What a server does beside its calls, on a thread of its own: after an engine fault it checks
-// itself, and when no call comes it gives freed memory back to the kernel.
+// itself, it tends the calls, and when none comes it gives freed memory back to the kernel.
 #ifndef ATTENDANT_SERVER_UPKEEP_H_
 #define ATTENDANT_SERVER_UPKEEP_H_
 
@@ -39,6 +39,9 @@ class Upkeep {
     std::function<absl::Status()> self_check;
     // Told of each change, with a lock held: it must neither wait nor call back.
     std::function<void(Engine)> report;
+    // Ends what waits for too long.
+    std::function<void()> tend_calls;
+    Clock::duration tend_every = std::chrono::seconds(1);
     // Between looks at the activity. Long enough that a light load never counts as idle: what comes
     // after a trim pays for its memory's pages once more.
     Clock::duration look_every = std::chrono::seconds(5);

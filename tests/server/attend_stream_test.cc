@@ -12,6 +12,8 @@
 
 #include "absl/strings/match.h"
 #include "core/workspace.h"
+#include "server/peer_wait.h"
+#include "tests/server/serving.h"
 #include "tests/server/testing.h"
 
 namespace attendant::server {
@@ -23,12 +25,7 @@ using Stream = grpc::ClientReaderWriter<v1::AttendStreamRequest, v1::AttendStrea
 
 class AttendStreamTest : public testing::Test {
  protected:
-  explicit AttendStreamTest(std::chrono::milliseconds idle_limit = kStreamIdleLimit)
-      : service_({.max_message_bytes = 1 << 20,
-                  .memory_budget_bytes = 256 << 20,
-                  .peak = {},
-                  .stream_idle_limit = idle_limit},
-                 scheduler_, metrics_) {
+  AttendStreamTest() {
     int port = 0;
     grpc::ServerBuilder builder;
     builder.RegisterService(&service_);
@@ -59,7 +56,10 @@ class AttendStreamTest : public testing::Test {
 
   Metrics metrics_{{"test", "test", "test"}};
   core::Scheduler scheduler_{2};
-  AttentionService service_;
+  AttentionService service_{
+      {.max_message_bytes = 1 << 20, .memory_budget_bytes = 256 << 20, .peak = {}},
+      scheduler_,
+      metrics_};
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::Attention::Stub> stub_;
 };
@@ -411,12 +411,7 @@ TEST_F(AttendStreamTest, ASlowReaderHoldsItsOwnCallOnly) {
   EXPECT_TRUE(IsIdle());
 }
 
-class IdleStreamTest : public AttendStreamTest {
- protected:
-  IdleStreamTest() : AttendStreamTest(std::chrono::seconds(2)) {}
-};
-
-TEST_F(IdleStreamTest, AnUploadThatStopsIsEnded) {
+TEST_F(AttendStreamTest, AnUploadThatStopsIsEnded) {
   // One that sends nothing, one that stops after its header, and one that goes on with nothing.
   grpc::ClientContext contexts[3];
   std::unique_ptr<Stream> streams[3];
@@ -426,18 +421,27 @@ TEST_F(IdleStreamTest, AnUploadThatStopsIsEnded) {
   }
   const v1::AttendStreamRequest header = HeaderOf(RandomRequest({1, 1, 64, 16}, 9));
   streams[1]->Write(header);
+  EXPECT_TRUE(Eventually([&] {
+    return absl::StrContains(metrics_.Text(), "attendant_inflight_requests 3") &&
+           core::Workspace::Process().current_bytes() > 0;
+  }));
+  const int64_t one = core::Workspace::Process().current_bytes();
   streams[2]->Write(header);
-  while (streams[2]->Write(PieceOf(v1::PIECE_TENSOR_KEY, 0, ""))) std::this_thread::yield();
+  EXPECT_TRUE(Eventually([&] { return core::Workspace::Process().current_bytes() == 2 * one; }));
+  const auto since = PeerWait::Clock::now();
+  for (int i = 0; i < 1000; ++i) streams[2]->Write(PieceOf(v1::PIECE_TENSOR_KEY, 0, ""));
+  service_.EndSlowCalls(since + PeerLimits().idle / 2);
+  service_.EndSlowCalls(since + PeerLimits().idle);
   for (const auto& stream : streams) {
     v1::AttendResponse response;
     const grpc::Status status = ReadAll(*stream, &response);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-    EXPECT_THAT(status.error_message(), HasSubstr("for 2000 ms: the stream is idle"));
+    EXPECT_THAT(status.error_message(), HasSubstr("taken for 60 s: the call is idle"));
   }
   EXPECT_TRUE(IsIdle());
 }
 
-TEST_F(IdleStreamTest, AReaderThatStopsIsEnded) {
+TEST_F(AttendStreamTest, AReaderThatStopsIsEnded) {
   const v1::AttendRequest request = LargeAnswerRequest(144);
   grpc::ClientContext context;
   SetTestDeadline(context);
@@ -447,6 +451,14 @@ TEST_F(IdleStreamTest, AReaderThatStopsIsEnded) {
     if (!stream->Write(piece)) break;
   }
   stream->WritesDone();
+  // Computed, and on its way.
+  EXPECT_TRUE(Eventually([&] {
+    return !absl::StrContains(metrics_.Text(), "attendant_flops_total{path=\"chunked\"} 0\n");
+  }));
+  EXPECT_TRUE(Eventually([&] {
+    service_.EndSlowCalls(PeerWait::Clock::now() + PeerLimits().idle);
+    return absl::StrContains(metrics_.Text(), "attendant_inflight_requests 0");
+  }));
   EXPECT_TRUE(IsIdle());
   EXPECT_THAT(metrics_.Text(), HasSubstr("attendant_requests_total{code=\"DEADLINE_EXCEEDED\","
                                          "method=\"AttendStream\",path=\"chunked\"} 1"));

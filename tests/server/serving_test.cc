@@ -391,6 +391,50 @@ TEST(ServingTest, WhatCallsTookIsWhatIsExpectedOfTheNext) {
   serving.AwaitJob(admitted);
 }
 
+TEST(ServingTest, AnAnswerThatIsNotReadIsNotHeldForEver) {
+  Serving::Options options;
+  options.limits.max_message_bytes = 64 << 20;
+  Serving serving(options);
+  // 18 MiB of output: more than the transport takes from a server whose client does not read.
+  constexpr int64_t kHeads = 144;
+  constexpr int64_t kWidth = 16384;
+  v1::AttendRequest request = ConstantRequest({1, kHeads, 2, 1}, 1);
+  SetTensor(v1::DATA_TYPE_FLOAT32, {1, kHeads, 2, kWidth},
+            std::vector<float>(kHeads * 2 * kWidth, 3), request.mutable_value());
+  grpc::ClientContext context;
+  SetTestDeadline(context);
+  grpc::CompletionQueue queue;
+  const auto call = serving.tcp_stub().PrepareAsyncAttend(&context, request, &queue);
+  call->StartCall();
+  call->ReadInitialMetadata(&context);  // and so is sent
+  // The connection moves while somebody waits for the queue.
+  void* tag = nullptr;
+  bool ok = false;
+  const auto waits = [&] {
+    const auto soon = std::chrono::system_clock::now() + std::chrono::milliseconds(1);
+    return queue.AsyncNext(&tag, &ok, soon) != grpc::CompletionQueue::SHUTDOWN;
+  };
+  const char* const answered =
+      "attendant_requests_total{code=\"OK\",method=\"Attend\",path=\"chunked\"} 1";
+  EXPECT_TRUE(Eventually([&] { return waits() && serving.Shows(answered); }));
+  serving.service().EndSlowCalls(PeerWait::Clock::now() + PeerLimits().idle / 2);
+  EXPECT_FALSE(serving.IsIdle());
+  // Its memory comes back though nobody has asked for the answer yet.
+  EXPECT_TRUE(Eventually([&] {
+    serving.service().EndSlowCalls(PeerWait::Clock::now() + PeerLimits().idle);
+    return waits() && serving.IsIdle();
+  }));
+  EXPECT_TRUE(serving.Shows("attendant_cancelled_total{stage=\"send\"} 1"));
+  v1::AttendResponse response;
+  grpc::Status status;
+  call->Finish(&response, &status, &status);
+  while (tag != &status) ASSERT_TRUE(queue.Next(&tag, &ok));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << status.error_message();
+  queue.Shutdown();
+  while (queue.Next(&tag, &ok)) {
+  }
+}
+
 // S13, S14: sizes that are no sizes.
 TEST(ServingTest, WrongSizesNameTheirFieldAndBothNumbers) {
   Serving serving(Plain());

@@ -38,6 +38,7 @@ class UpkeepTest : public testing::Test {
   Upkeep::Duties Duties(int failures) {
     Upkeep::Duties duties;
     duties.activity = [] { return Activity(); };
+    duties.tend_calls = [this] { ++tended_; };
     duties.retry_after = std::chrono::milliseconds(1);
     duties.self_check = [this, failures] {
       return ++checks_ <= failures ? absl::InternalError("wrong") : absl::OkStatus();
@@ -59,6 +60,7 @@ class UpkeepTest : public testing::Test {
   }
 
   std::atomic<int> checks_ = 0;
+  std::atomic<int> tended_ = 0;
   core::Mutex mutex_;
   core::CondVar changed_;
   std::vector<Engine> reported_;
@@ -120,6 +122,7 @@ TEST_F(UpkeepTest, EndsWhileItWaitsForTheNextCheck) {
 TEST_F(UpkeepTest, LooksAtTheActivity) {
   std::atomic<int> looks = 0;
   Upkeep::Duties duties = Duties(0);
+  duties.tend_every = std::chrono::milliseconds(1);
   duties.look_every = std::chrono::milliseconds(1);
   duties.activity = [this, &looks] {
     if (++looks == 3) {
@@ -132,6 +135,7 @@ TEST_F(UpkeepTest, LooksAtTheActivity) {
   Upkeep upkeep(duties);
   EXPECT_EQ(AwaitReports(1).size(), 1u);
   EXPECT_GE(looks, 3);
+  EXPECT_GE(tended_, 3);
 }
 
 }  // namespace
