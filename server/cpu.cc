@@ -1,8 +1,13 @@
 #include "server/cpu.h"
 
+#include <grpc/support/cpu.h>
+
 #include <algorithm>
+#include <exception>
 #include <fstream>
 #include <functional>
+#include <latch>
+#include <thread>
 #include <vector>
 
 #include "absl/algorithm/container.h"
@@ -27,6 +32,32 @@ struct Membership {
   std::string controllers;  // of version 1, separated by commas; empty: version 2
   std::string group;
 };
+
+// Threads of a server that starts, beside those that compute: one for upkeep, two for metrics, and
+// gRPC's two for timers, two executors and two for reflection; its two pools follow the CPUs.
+int OtherThreads() {
+  constexpr int kFixed = 1 + 2 + 2 + 2 + 2;
+  constexpr int kLeastOfPool = 2;
+  constexpr int kMostOfPool = 16;
+  const int cpus = static_cast<int>(gpr_cpu_num_cores());
+  return kFixed + std::clamp(cpus, kLeastOfPool, kMostOfPool) +
+         std::clamp(cpus / 2, kLeastOfPool, kMostOfPool);
+}
+
+// How many of so many threads there can be at one time.
+int PossibleThreads(int wanted) {
+  std::latch end(1);
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(wanted));
+  try {
+    for (int i = 0; i < wanted; ++i) threads.emplace_back([&end] { end.wait(); });
+  } catch (const std::exception&) {
+    // The system has no more, or no memory for one.
+  }
+  end.count_down();
+  for (std::thread& thread : threads) thread.join();
+  return static_cast<int>(threads.size());
+}
 
 std::vector<std::string> LinesOf(const std::string& path) {
   std::ifstream file(path);
@@ -160,6 +191,16 @@ int UsableCpus(int affinity_cpus, const CgroupLimits& limits) {
 
 int64_t UsableMemoryBytes(int64_t machine_bytes, const CgroupLimits& limits) {
   return std::min(machine_bytes, limits.memory_bytes.value_or(machine_bytes));
+}
+
+absl::Status CheckThreads(int compute_threads) {
+  const int others = OtherThreads();
+  const int possible = PossibleThreads(compute_threads + others);
+  if (possible == compute_threads + others) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "--compute_threads=", compute_threads, " and ", others, " other threads are wanted, and the ",
+      "system has ", possible, "; lower the one, or raise the limit that it sets to processes ",
+      "(ulimit -u, or the pids limit of a container)"));
 }
 
 }  // namespace attendant::server

@@ -1,5 +1,5 @@
 // How much of the machine is really ours: CPUs by affinity and cgroup quota, memory by cgroup
-// limit.
+// limit, threads by trial.
 //
 // Both versions of cgroups are read, also at once: every group from our own up to the mount counts,
 // since each limits those below it.
@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+
+#include "absl/status/status.h"
 
 namespace attendant::server {
 
@@ -30,6 +32,10 @@ int UsableCpus(int affinity_cpus, const CgroupLimits& limits);
 
 // The bytes of memory that are ours on a machine of so many.
 int64_t UsableMemoryBytes(int64_t machine_bytes, const CgroupLimits& limits);
+
+// Makes as many threads as a server has that starts, to see whether it can: gRPC would abort, or
+// never start. Returns RESOURCE_EXHAUSTED with the numbers and what to change.
+absl::Status CheckThreads(int compute_threads);
 
 }  // namespace attendant::server
 

@@ -111,6 +111,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config) {
   if (!sizes.ok()) return sizes.status();
   const int threads = config.compute_threads > 0 ? config.compute_threads
                                                  : UsableCpus(core::AvailableCpus(), limits);
+  if (absl::Status status = CheckThreads(threads); !status.ok()) return status;
   std::unique_ptr<Server> server(new Server(config, *sizes, threads));
   if (absl::Status status = server->StartMetrics(); !status.ok()) return status;
   if (absl::Status status = server->StartGrpc(); !status.ok()) return status;

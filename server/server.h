@@ -29,8 +29,9 @@ namespace attendant::server {
 class Server {
  public:
   // Serves from when it returns. Returns INVALID_ARGUMENT where the configuration's sizes cannot
-  // hold together, UNAVAILABLE naming the address where one cannot be listened on, INTERNAL where
-  // the libraries are not what they must be.
+  // hold together, RESOURCE_EXHAUSTED where the system has too few threads, UNAVAILABLE naming the
+  // address where one cannot be listened on, INTERNAL where the libraries are not what they must
+  // be.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Config& config);
   // Ends what Shutdown has not.
   ~Server();

@@ -1,6 +1,6 @@
 #include "client/cpp/async.h"
 
-#include <system_error>
+#include <exception>
 #include <utility>
 
 namespace attendant {
@@ -24,13 +24,14 @@ bool AsyncCalls::HasThread() {
   if (idle_ >= waiting_.size() || threads_.size() >= most_) return true;
   try {
     threads_.emplace_back([this] { Work(); });
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
+    // The system has no more, or no memory for one.
     return !threads_.empty();
   }
   return true;
 }
 
-void AsyncCalls::Start(absl::Duration timeout, Call call) {
+absl::Status AsyncCalls::Start(absl::Duration timeout, Call call) {
   Task task{std::make_shared<CallGroup>(timeout), std::move(call)};
   {
     core::MutexLock lock(mutex_);
@@ -38,15 +39,17 @@ void AsyncCalls::Start(absl::Duration timeout, Call call) {
       // From a callback: no thread may start now, as nobody would wait for it.
       task.group->Cancel();
     } else {
-      waiting_.push_back(task);
+      waiting_.push_back(std::move(task));
       if (HasThread()) {
         added_.NotifyOne();
-        return;
+        return absl::OkStatus();
       }
       waiting_.pop_back();
+      return absl::ResourceExhaustedError("the system has no thread for the call");
     }
   }
   task.call(*task.group);
+  return absl::OkStatus();
 }
 
 void AsyncCalls::Work() {

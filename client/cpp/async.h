@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "client/cpp/call_group.h"
 #include "core/mutex.h"
@@ -28,10 +29,11 @@ class AsyncCalls {
   AsyncCalls(const AsyncCalls&) = delete;
   AsyncCalls& operator=(const AsyncCalls&) = delete;
 
-  // Runs call(group) on another thread. The timeout counts from now. Where the system has no thread
-  // to give, it runs on this one; after the end too, and its group is cancelled.
+  // Runs call(group) on another thread. The timeout counts from now. After the end it runs on this
+  // one, and its group is cancelled. Returns RESOURCE_EXHAUSTED where the system has no thread to
+  // give: it does not run then.
   using Call = std::function<void(CallGroup&)>;
-  void Start(absl::Duration timeout, Call call);
+  absl::Status Start(absl::Duration timeout, Call call);
 
   // Cancels the calls that are not done, and waits for them. Not to be called from a call.
   void End();

@@ -293,11 +293,12 @@ absl::StatusOr<AttendResult> Client::AttendInto(const TensorRef& query, const Te
 }
 
 void Client::AttendAsync(const TensorRef& query, const TensorRef& key, const TensorRef& value,
-                         const v1::AttendOptions& options, AttendCallback done) {
-  async_->Start(options_.call_timeout,
-                [this, query, key, value, options, done = std::move(done)](CallGroup& group) {
-                  done(Attend(query, key, value, options, &group));
-                });
+                         const v1::AttendOptions& options, const AttendCallback& done) {
+  const absl::Status started = async_->Start(
+      options_.call_timeout, [this, query, key, value, options, done](CallGroup& group) {
+        done(Attend(query, key, value, options, &group));
+      });
+  if (!started.ok()) done(started);
 }
 
 absl::StatusOr<HeadResult> Client::Head(const HeadInputs& inputs,

@@ -219,7 +219,7 @@ struct AttendOutputs {
   std::optional<MutableSpan> key_sums = std::nullopt;
 };
 
-// Called once, on a thread of the client's.
+// Called once, on a thread of the client's where AttendAsync does not say otherwise.
 using AttendCallback = std::function<void(absl::StatusOr<AttendResult>)>;
 
 class Calls;
@@ -259,9 +259,10 @@ class Client {
 
   // As Attend, at once: `done` has the result. The tensors must stay until then. The client's end
   // cancels what is not done, and waits for it: the client must not be destroyed inside a callback.
-  // A call that a callback makes meanwhile gets CANCELLED, before AttendAsync returns.
+  // Before AttendAsync returns `done` is told of a call that does not start: CANCELLED where a
+  // callback makes it while the client ends, RESOURCE_EXHAUSTED where the system has no thread.
   void AttendAsync(const TensorRef& query, const TensorRef& key, const TensorRef& value,
-                   const v1::AttendOptions& options, AttendCallback done);
+                   const v1::AttendOptions& options, const AttendCallback& done);
 
   // A whole attention layer. Above the server's message limit it is computed batch by batch; one
   // batch that is still too large gets RESOURCE_EXHAUSTED.

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <new>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -217,8 +217,8 @@ absl::Status RunAll(size_t count, CallGroup& group,
   size_t started = 1;
   try {
     for (; started < count; ++started) threads.emplace_back(run, started);
-  } catch (const std::system_error&) {
-    // No more threads: the rest runs on this one.
+  } catch (const std::exception&) {
+    // The system has no more, or no memory for one: the rest runs on this one.
   }
   if (count > 0) run(0);
   for (size_t index = started; index < count; ++index) run(index);

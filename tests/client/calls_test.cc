@@ -26,6 +26,7 @@
 #include "core/mutex.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
+#include "tests/no_threads.h"
 
 namespace attendant {
 namespace {
@@ -490,6 +491,24 @@ TEST_F(CallsTest, AsyncCallsRunAtOnceAndSayWhenTheyAreDone) {
     ASSERT_TRUE(answer.ok()) << answer.status();
     EXPECT_THAT(answer->output.values<float>(), ElementsAre(1, 2));
   }
+}
+
+TEST_F(CallsTest, AnAsyncCallForWhichThereIsNoThreadIsToldSo) {
+  const auto client = Connect();
+  query_ = {1};
+  absl::Status told;
+  const auto note = [&](const absl::StatusOr<AttendResult>& result) { told = result.status(); };
+  {
+    const NoThreads none;
+    client->AttendAsync(query(), small(), small(), {}, note);
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(told)) << told;
+  EXPECT_EQ(script_.calls(), 0);
+  // The next one has a thread again.
+  std::promise<absl::Status> done;
+  client->AttendAsync(query(), small(), small(), {},
+                      [&](const absl::StatusOr<AttendResult>& r) { done.set_value(r.status()); });
+  EXPECT_EQ(done.get_future().get(), absl::OkStatus());
 }
 
 TEST_F(CallsTest, TheClientsEndCancelsAsyncCallsAndTellsThem) {

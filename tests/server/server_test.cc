@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "tests/no_threads.h"
 #include "tests/server/testing.h"
 #include "tests/temp_dir.h"
 
@@ -21,6 +22,7 @@ namespace {
 using ::grpc::health::v1::Health;
 using ::grpc::health::v1::HealthCheckRequest;
 using ::grpc::health::v1::HealthCheckResponse;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::unique_ptr<Server> StartServer(const Config& config = LoopbackConfig()) {
@@ -247,6 +249,19 @@ TEST(ServerTest, SizesThatCannotHoldTogetherAreRefused) {
   const auto server = Server::Start(config);
   EXPECT_EQ(server.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(server.status().message()), HasSubstr("--memory_budget=1048576"));
+}
+
+TEST(ServerTest, ThreadsThatTheSystemHasNotAreAnErrorThatNamesTheFlag) {
+  Config config = LoopbackConfig();
+  config.compute_threads = 7;
+  {
+    const NoThreads none;
+    const auto server = Server::Start(config);
+    EXPECT_EQ(server.status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(server.status().message()),
+                AllOf(HasSubstr("--compute_threads=7 and "), HasSubstr("the system has 0")));
+  }
+  EXPECT_NE(StartServer(config), nullptr);
 }
 
 TEST(ServerTest, WhatIsNotServedIsRefusedAndCountedUnderOneName) {
