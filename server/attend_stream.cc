@@ -116,7 +116,11 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
 
   // Called once, before gRPC knows of this call.
   void Start() {
-    AwaitPeer(kLongestHead);
+    {
+      // Also a HandOver, by this lock: reads are told of on any thread.
+      core::MutexLock lock(mutex_);
+      AwaitPeer(kLongestHead);
+    }
     StartRead(&incoming_);
     if (!calls().accepting()) Refuse();
   }
