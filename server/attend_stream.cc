@@ -119,7 +119,7 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
     {
       // Also a HandOver, by this lock: reads are told of on any thread.
       core::MutexLock lock(mutex_);
-      AwaitPeer(kLongestHead);
+      AwaitPeer(kLongestHead, PeerWait::Steps::kSeen);
     }
     StartRead(&incoming_);
     if (!calls().accepting()) Refuse();
@@ -194,7 +194,7 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
           {kTensors[i].first, kTensors[i].second, room[i].data(), room[i].size(), {}});
     }
     work_ = *std::move(work);
-    AwaitPeer(bytes);
+    AwaitPeer(bytes, PeerWait::Steps::kSeen);
     return absl::OkStatus();
   }
 
@@ -276,7 +276,7 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
           outgoing_ = HeaderMessage(response, parts_);
           size_t bytes = outgoing_.Length();
           for (const ResponseData::Part& part : parts_) bytes += part.bytes.size();
-          AwaitPeer(static_cast<int64_t>(bytes));
+          AwaitPeer(static_cast<int64_t>(bytes), PeerWait::Steps::kSeen);
           return absl::OkStatus();
         });
       }

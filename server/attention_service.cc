@@ -76,7 +76,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   void Answer(absl::Status status, const google::protobuf::Message* response = nullptr) {
     if (status.ok()) status = Encode(*response);
     // Whoever does not read an answer would hold it for ever.
-    AwaitPeer(static_cast<int64_t>(response_->Length()));
+    AwaitPeer(static_cast<int64_t>(response_->Length()), PeerWait::Steps::kUnseen);
     Finish(RecordAnswer(status));
   }
 

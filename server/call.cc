@@ -128,9 +128,9 @@ void Call::Stop(const absl::Status& why) {
   if (job_ != nullptr) job_->Stop(why);
 }
 
-void Call::AwaitPeer(int64_t bytes) {
+void Call::AwaitPeer(int64_t bytes, PeerWait::Steps steps) {
   core::MutexLock lock(mutex_);
-  peer_wait_.Begin(bytes, Clock::now());
+  peer_wait_.Begin(bytes, steps, Clock::now());
 }
 
 void Call::NotePeerMoved() {
@@ -148,6 +148,7 @@ void Call::EndIfSlow(const PeerLimits& limits, Clock::time_point now) {
   {
     core::MutexLock lock(mutex_);
     status = peer_wait_.Check(limits, now);
+    if (!status.ok()) peer_wait_.End();
   }
   if (!status.ok()) EndSlow(status);
 }

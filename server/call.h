@@ -184,8 +184,8 @@ class Call {
                           const google::protobuf::Message& response) = 0;
 
   // From now on the call waits for its peer, to send or to take so many bytes, until it moves on or
-  // waits no more.
-  void AwaitPeer(int64_t bytes);
+  // waits no more. EndSlow is called once a wait.
+  void AwaitPeer(int64_t bytes, PeerWait::Steps steps);
   void NotePeerMoved();
   void AwaitPeerNoMore();
   virtual void EndSlow(const absl::Status& why) = 0;

@@ -12,7 +12,7 @@ namespace attendant::server {
 
 // What a call holds is needed by others, and its peer may be gone without a trace.
 struct PeerLimits {
-  // A peer that moves nothing for so long has its call ended.
+  // A peer that is seen to move nothing for so long has its call ended.
   std::chrono::seconds idle{60};
   // Bytes a second, on the average of all that it sends or takes; `idle` is allowed beside that.
   int64_t slowest = int64_t{256} << 10;
@@ -23,9 +23,13 @@ class PeerWait {
  public:
   using Clock = std::chrono::steady_clock;
 
+  // Whether Moved is called for what is sent or taken, or nobody sees anything before the end.
+  enum class Steps : uint8_t { kSeen, kUnseen };
+
   // From now on the peer is to send, or to take, so many bytes.
-  void Begin(int64_t bytes, Clock::time_point now) {
+  void Begin(int64_t bytes, Steps steps, Clock::time_point now) {
     waits_ = true;
+    steps_ = steps;
     bytes_ = bytes;
     begin_ = last_ = now;
   }
@@ -36,7 +40,7 @@ class PeerWait {
   // DEADLINE_EXCEEDED where it has kept the call waiting for too long.
   absl::Status Check(const PeerLimits& limits, Clock::time_point now) const {
     if (!waits_) return absl::OkStatus();
-    if (now - last_ >= limits.idle) {
+    if (steps_ == Steps::kSeen && now - last_ >= limits.idle) {
       return absl::DeadlineExceededError(absl::StrCat("nothing was sent or taken for ",
                                                       limits.idle.count(), " s: the call is idle"));
     }
@@ -49,6 +53,7 @@ class PeerWait {
 
  private:
   bool waits_ = false;
+  Steps steps_ = Steps::kSeen;
   int64_t bytes_ = 0;
   Clock::time_point begin_;
   Clock::time_point last_;

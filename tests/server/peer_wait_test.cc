@@ -23,13 +23,13 @@ class PeerWaitTest : public testing::Test {
 
 TEST_F(PeerWaitTest, ACallThatWaitsForNobodyIsNeverTooSlow) {
   EXPECT_EQ(At(1'000'000), absl::OkStatus());
-  wait_.Begin(1, start_);
+  wait_.Begin(1, PeerWait::Steps::kSeen, start_);
   wait_.End();
   EXPECT_EQ(At(1'000'000), absl::OkStatus());
 }
 
 TEST_F(PeerWaitTest, APeerThatMovesNothingIsIdle) {
-  wait_.Begin(1'000'000, start_);
+  wait_.Begin(1'000'000, PeerWait::Steps::kSeen, start_);
   EXPECT_EQ(At(59), absl::OkStatus());
   EXPECT_EQ(At(60).code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(At(60).message()), HasSubstr("taken for 60 s"));
@@ -39,7 +39,7 @@ TEST_F(PeerWaitTest, APeerThatMovesNothingIsIdle) {
 }
 
 TEST_F(PeerWaitTest, APeerThatMovesTooLittleIsTooSlow) {
-  wait_.Begin(100'000, start_);
+  wait_.Begin(100'000, PeerWait::Steps::kSeen, start_);
   wait_.Moved(start_ + seconds(150));
   EXPECT_EQ(At(159), absl::OkStatus());
   EXPECT_EQ(At(160).code(), absl::StatusCode::kDeadlineExceeded);
@@ -47,9 +47,15 @@ TEST_F(PeerWaitTest, APeerThatMovesTooLittleIsTooSlow) {
               HasSubstr("100000 bytes were not sent or taken within 160 s"));
 }
 
+TEST_F(PeerWaitTest, WhatNobodySeesHasTheWholeTime) {
+  wait_.Begin(100'000, PeerWait::Steps::kUnseen, start_);
+  EXPECT_EQ(At(159), absl::OkStatus());
+  EXPECT_EQ(At(160).code(), absl::StatusCode::kDeadlineExceeded);
+}
+
 TEST_F(PeerWaitTest, WhatComesNextHasItsOwnTime) {
-  wait_.Begin(0, start_);
-  wait_.Begin(100'000, start_ + seconds(50));
+  wait_.Begin(0, PeerWait::Steps::kSeen, start_);
+  wait_.Begin(100'000, PeerWait::Steps::kSeen, start_ + seconds(50));
   wait_.Moved(start_ + seconds(200));
   EXPECT_EQ(At(209), absl::OkStatus());
   EXPECT_EQ(At(210).code(), absl::StatusCode::kDeadlineExceeded);
