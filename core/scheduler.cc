@@ -190,7 +190,7 @@ double Scheduler::SecondsToFreePlace() const {
     const bool runs = job->times_.first_tile != Clock::time_point();
     const double since = runs ? Seconds(now - job->times_.first_tile) : 0;
     // All that run share the threads.
-    first = std::min(first, long_places_ * job->expected_seconds_ - since);
+    first = std::min(first, long_places_ * SecondsOfTurn(*job) - since);
   }
   return std::isfinite(first) ? std::max(first, 0.0) : 0;
 }

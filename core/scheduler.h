@@ -108,7 +108,8 @@ class Scheduler {
 
   // The queue.
   static bool IsShort(const Job& job);
-  // By what is expected of the jobs that run; 0 where a place is free.
+  // By what is expected of the jobs that run, and how that turned out of late; 0 where a place is
+  // free.
   double SecondsToFreePlace() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // How much later the next place is left because of a job that waits before.
   double SecondsOfTurn(const Job& job) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
