@@ -196,9 +196,9 @@ double Scheduler::SecondsToFreePlace() const {
 }
 
 double Scheduler::SecondsOfTurn(const Job& job) const {
-  if (seconds_a_place_ == 0) return job.expected_seconds_;
-  if (expected_a_place_ == 0 || job.expected_seconds_ <= 0) return seconds_a_place_;
-  return job.expected_seconds_ * seconds_a_place_ / expected_a_place_;
+  if (job.expected_seconds_ <= 0) return seconds_a_place_;
+  const double pace = expected_a_place_ > 0 ? seconds_a_place_ / expected_a_place_ : 1;
+  return job.expected_seconds_ * pace;
 }
 
 double Scheduler::SecondsToTurn() const {
