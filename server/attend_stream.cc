@@ -374,7 +374,11 @@ class AttendStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, 
 
   void EndSlow(const absl::Status& why) override { EndEarly(why); }
 
-  void OnDone() override { Leave(); }
+  void OnDone() override {
+    // A HandOver as in Start.
+    { const core::MutexLock lock(mutex_); }
+    Leave();
+  }
 
   const PlanHeader plan_;
   const int64_t piece_bytes_;
