@@ -428,8 +428,12 @@ TEST_F(AttendStreamTest, AnUploadThatStopsIsEnded) {
   const int64_t one = core::Workspace::Process().current_bytes();
   streams[2]->Write(header);
   EXPECT_TRUE(Eventually([&] { return core::Workspace::Process().current_bytes() == 2 * one; }));
-  const auto since = PeerWait::Clock::now();
-  for (int i = 0; i < 1000; ++i) streams[2]->Write(PieceOf(v1::PIECE_TENSOR_KEY, 0, ""));
+  // The server waits for pieces well before `since`; empty ones come until after it.
+  const auto since = PeerWait::Clock::now() + std::chrono::seconds(3);
+  while (PeerWait::Clock::now() < since + std::chrono::milliseconds(500)) {
+    streams[2]->Write(PieceOf(v1::PIECE_TENSOR_KEY, 0, ""));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   service_.EndSlowCalls(since + PeerLimits().idle / 2);
   service_.EndSlowCalls(since + PeerLimits().idle);
   for (const auto& stream : streams) {
