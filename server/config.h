@@ -30,17 +30,24 @@ struct Config {
   absl::Duration drain_delay = absl::Seconds(5);
   absl::Duration drain_timeout = absl::Seconds(20);
   bool measure_peak = true;
+
+  bool operator==(const Config&) const = default;
 };
 
-// What a command line asks for: to serve, or to exit with a code after a message was printed.
+// What a command line asks for: to serve, to check what a start would, or to exit with a code after
+// something was printed.
 struct ParsedConfig {
   Config config;
-  std::optional<int> exit_code;  // 0 after --help or --version, 2 after an error
+  bool check_only = false;
+  std::optional<int> exit_code;  // 0 after --help, --version or --print_config, 2 after an error
 };
 
 // Reads the command line, ATTENDANT_... of the environment, and the file that --config names.
-// Prints help to standard output and errors to standard error.
+// Prints help and --print_config to standard output, errors to standard error.
 ParsedConfig ParseConfig(int argc, const char* const* argv);
+
+// The flags that have a value, variable and line of the file, without their dashes.
+std::vector<std::string> SettingNames();
 
 }  // namespace attendant::server
 

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
+#include <iostream>
 #include <string>
 
 #include "core/machine.h"
@@ -38,10 +39,25 @@ void ExitAtNextSignal() {
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
 }
 
+int ExitCodeOf(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) ? kExitBadConfig : kExitCannotServe;
+}
+
+int CheckOnly(const Config& config) {
+  const auto checked = Server::Check(config);
+  if (!checked.ok()) {
+    std::cerr << checked.status().message() << "\n";
+    return ExitCodeOf(checked.status());
+  }
+  std::cout << *checked << "\n";
+  return 0;
+}
+
 int Main(int argc, char** argv) {
   core::KeepFreedMemory();
   const ParsedConfig parsed = ParseConfig(argc, argv);
   if (parsed.exit_code.has_value()) return *parsed.exit_code;
+  if (parsed.check_only) return CheckOnly(parsed.config);
   spdlog::set_default_logger(spdlog::stderr_color_mt("attendant"));
   spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %^%l%$ %v");
 
@@ -54,7 +70,7 @@ int Main(int argc, char** argv) {
   auto server = Server::Start(parsed.config);
   if (!server.ok()) {
     spdlog::error("{}", std::string(server.status().message()));
-    return absl::IsInvalidArgument(server.status()) ? kExitBadConfig : kExitCannotServe;
+    return ExitCodeOf(server.status());
   }
   spdlog::info("{}", (*server)->Description());
 

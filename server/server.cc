@@ -75,17 +75,17 @@ std::chrono::nanoseconds MaxComputeTime(const Config& config) {
 
 }  // namespace
 
-Server::Server(const Config& config, const Sizes& sizes, int threads)
+Server::Server(const Config& config, const Resources& resources)
     : config_(config),
-      sizes_(sizes),
+      sizes_(resources.sizes),
       metrics_({core::Version(), core::NameOf(config.kernel, core::DType::kFloat32),
                 core::SimdTarget()}),
-      scheduler_({.threads = threads,
+      scheduler_({.threads = resources.threads,
                   .max_running = config.max_running,
                   .max_queue = config.max_queue,
                   .max_queue_wait = absl::ToChronoNanoseconds(config.max_queue_wait)}),
-      service_({.max_message_bytes = sizes.max_message_bytes,
-                .memory_budget_bytes = sizes.memory_budget,
+      service_({.max_message_bytes = sizes_.max_message_bytes,
+                .memory_budget_bytes = sizes_.memory_budget,
                 .max_compute_time = MaxComputeTime(config),
                 .max_running = config.max_running,
                 .max_queue = config.max_queue,
@@ -104,15 +104,29 @@ Server::~Server() {
   metrics_.SetQueueDepthSource(nullptr);
 }
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config) {
+absl::StatusOr<Server::Resources> Server::CheckedResources(const Config& config) {
   if (absl::Status status = core::CheckBlas(); !status.ok()) return status;
   const CgroupLimits limits = ReadCgroupLimits();
   const auto sizes = ShareMemory(config, UsableMemoryBytes(core::PhysicalMemoryBytes(), limits));
   if (!sizes.ok()) return sizes.status();
-  const int threads = config.compute_threads > 0 ? config.compute_threads
-                                                 : UsableCpus(core::AvailableCpus(), limits);
-  if (absl::Status status = CheckThreads(threads); !status.ok()) return status;
-  std::unique_ptr<Server> server(new Server(config, *sizes, threads));
+  return Resources{*sizes, config.compute_threads > 0 ? config.compute_threads
+                                                      : UsableCpus(core::AvailableCpus(), limits)};
+}
+
+absl::StatusOr<std::string> Server::Check(const Config& config) {
+  const auto resources = CheckedResources(config);
+  if (!resources.ok()) return resources.status();
+  const Sizes& sizes = resources->sizes;
+  return absl::StrCat("the settings hold together: ", resources->threads,
+                      " compute threads, a memory budget of ", sizes.memory_budget,
+                      " bytes, messages of at most ", sizes.max_message_bytes, " bytes");
+}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config) {
+  const auto resources = CheckedResources(config);
+  if (!resources.ok()) return resources.status();
+  if (absl::Status status = CheckThreads(resources->threads); !status.ok()) return status;
+  std::unique_ptr<Server> server(new Server(config, *resources));
   if (absl::Status status = server->StartMetrics(); !status.ok()) return status;
   if (absl::Status status = server->StartGrpc(); !status.ok()) return status;
   return server;

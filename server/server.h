@@ -33,6 +33,9 @@ class Server {
   // address where one cannot be listened on, INTERNAL where the libraries are not what they must
   // be.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Config& config);
+  // What Start checks before it listens anywhere: returns what it would, or what it would start
+  // with, in one line.
+  static absl::StatusOr<std::string> Check(const Config& config);
   // Ends what Shutdown has not.
   ~Server();
 
@@ -52,7 +55,13 @@ class Server {
   void Shutdown(absl::Duration timeout);
 
  private:
-  Server(const Config& config, const Sizes& sizes, int threads);
+  struct Resources {
+    Sizes sizes;
+    int threads = 0;
+  };
+
+  static absl::StatusOr<Resources> CheckedResources(const Config& config);
+  Server(const Config& config, const Resources& resources);
   absl::Status StartMetrics();
   absl::Status StartGrpc();
   void LimitMessages(grpc::ServerBuilder& builder) const;

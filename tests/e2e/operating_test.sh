@@ -38,6 +38,16 @@ exits 2 'from 65536 .64KiB.' "$bin/attendant" --max_message_bytes=1KiB
 exits 2 'that is more than the [0-9]* bytes of memory that are ours' "$bin/attendant" \
   --memory_budget=1EiB
 
+# --check_config looks at all that and serves nothing; --print_config is a file for --config.
+exits 0 'the settings hold together: 2 compute threads' "$bin/attendant" --check_config --compute_threads=2
+exits 2 '2 x 2097152 = 4194304 bytes, do not fit' "$bin/attendant" --check_config \
+  --max_message_bytes=2MiB --memory_budget=3MiB
+ATTENDANT_MAX_QUEUE=7 "$bin/attendant" --drain_delay=2s --print_config > "$work/printed.conf"
+exits 0 "max_queue=\"7\"  # file $work/printed.conf, line [0-9]*$" "$bin/attendant" \
+  --config="$work/printed.conf" --print_config
+exits 2 'ATTENDANT_MAX_QEUE: is no setting; the nearest is ATTENDANT_MAX_QUEUE' \
+  env ATTENDANT_MAX_QEUE=7 "$bin/attendant"
+
 # The CPUs that are ours.
 if [ "$(nproc)" -gt 1 ]; then
   cpu=$(taskset -cp $$ | sed 's/.*: *\([0-9]*\).*/\1/')
