@@ -384,6 +384,8 @@ Need AttentionService::NeedOf(Problem problem) const {
 }
 
 absl::Status AttentionService::CheckMessage(const grpc::ByteBuffer& message) const {
+  // The caller sent none, or left before all of it was here.
+  if (!message.Valid()) return core::InvalidField("request", "is unset: no message came");
   const auto bytes = static_cast<int64_t>(message.Length());
   if (bytes <= limits_.max_message_bytes) return absl::OkStatus();
   return core::OverLimit("max_message_bytes",

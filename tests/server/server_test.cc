@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "tests/no_threads.h"
 #include "tests/server/testing.h"
@@ -262,6 +263,30 @@ TEST(ServerTest, ThreadsThatTheSystemHasNotAreAnErrorThatNamesTheFlag) {
                 AllOf(HasSubstr("--compute_threads=7 and "), HasSubstr("the system has 0")));
   }
   EXPECT_NE(StartServer(config), nullptr);
+}
+
+TEST(ServerTest, ACallWithoutAMessageIsNoFaultOfOurs) {
+  const auto server = StartServer();
+  ASSERT_NE(server, nullptr);
+  grpc::GenericStub stub(ChannelTo(*server));
+  for (const char* const method : {"Attend", "Info"}) {
+    grpc::ClientContext context;
+    SetTestDeadline(context);
+    grpc::CompletionQueue queue;
+    const auto call =
+        stub.PrepareCall(&context, absl::StrCat("/attendant.v1.Attention/", method), &queue);
+    void* tag = nullptr;
+    bool ok = false;
+    grpc::Status status;
+    call->StartCall(nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    call->WritesDone(nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    call->Finish(&status, nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr("request: is unset: no message came"));
+  }
 }
 
 TEST(ServerTest, WhatIsNotServedIsRefusedAndCountedUnderOneName) {
